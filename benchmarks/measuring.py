@@ -156,6 +156,7 @@ WORKLOADS = {
         Workload("tiny", net_tiny, (20,), users=2000, samples=4, batch=32),
     )
 }
+_SERVER = 20  # samples of the server, which some methods ask for
 _BLOCKS = 1000  # more devices than these share their samples: memory is not what is measured
 
 
@@ -180,8 +181,8 @@ def built(work: Workload, device: str) -> Any:
     from anyfleet.tasks.partition import Iid
 
     blocks = min(work.users, _BLOCKS)
-    x, y = samples(work.shape, blocks * work.samples)
-    split = Split(devices=blocks, partition=Iid(), test_share=0.0)
+    x, y = samples(work.shape, blocks * work.samples + _SERVER)
+    split = Split(devices=blocks, partition=Iid(), test_share=0.0, server=_SERVER)
     # A few samples for tests: nothing is evaluated but the first round, which does not count.
     task = Task.of(new_net(work), Data(x, y), Data(x[:20], y[:20]), split=split)
     if work.users > blocks:
@@ -242,9 +243,7 @@ class Timing:
     replies: float  # that counted, in the median round
 
 
-def play_rounds(
-    method: Any, task: Any, options: Options, fleet: Any = None
-) -> Iterator[tuple[float, Any]]:
+def play_rounds(method: Any, task: Any, options: Options, fleet: Any = None) -> "Rounds":
     """Yield the seconds and the result of one round after the other."""
     from anyfleet import play
 
@@ -258,6 +257,9 @@ def play_rounds(
             yield time.perf_counter() - began, result
 
 
+Rounds = Iterator[tuple[float, Any]]
+
+
 def timed(
     method: Any,
     task: Any,
@@ -267,7 +269,15 @@ def timed(
     seconds: float = math.inf,
     replies: int | None = None,
 ) -> Timing:
-    """Return how long rounds of a method take; raise NotRun if the time is used up.
+    """Return how long rounds of a method take; see `times_of`."""
+    rounds = play_rounds(method, task, options, fleet)
+    return times_of(rounds, options, seconds=seconds, replies=replies)
+
+
+def times_of(
+    rounds: Rounds, options: Options, *, seconds: float = math.inf, replies: int | None = None
+) -> Timing:
+    """Return how long rounds take, from the first one on; raise NotRun if the time is used up.
 
     After `seconds` no more rounds are begun, but one counts. A round with fewer `replies` than
     given is an error: it would be too fast.
@@ -278,7 +288,7 @@ def timed(
     counted: list[int] = []
     began = time.monotonic()
     warm = options.warm
-    for each, result in play_rounds(method, task, options, fleet):
+    for each, result in rounds:
         took.append(each)
         counted.append(result.record.replies)
         if time.monotonic() - began > seconds:
@@ -286,12 +296,31 @@ def timed(
             break
         if len(took) == warm + options.rounds:
             break
-    kept = took[warm:]
     got = statistics.median(counted[warm:])
     if replies is not None and got < replies:
         raise NotRun(f"only {got:g} of {replies} orders brought a reply")
-    milli = [1e3 * each for each in kept]
+    milli = [1e3 * each for each in took[warm:]]
     return Timing(statistics.median(milli), min(milli), max(milli), took[0], len(milli), got)
+
+
+@contextmanager
+def counted_starts(trainer: Any, calls: list[int]) -> Iterator[None]:
+    """Count how often local training starts: once for a device alone, and once for a stack.
+
+    A stack whose training is replayed (a CUDA graph) does not start anew.
+    """
+    kind = type(trainer)
+    start = kind.start
+
+    def counted(self: Any, *given: Any) -> Any:
+        calls[0] += 1
+        return start(self, *given)
+
+    kind.start = counted
+    try:
+        yield
+    finally:
+        kind.start = start
 
 
 def wait_for(options: Options) -> None:
@@ -419,17 +448,11 @@ def machine(options: Options) -> str:
 
 
 def commit() -> str:
-    """Return the commit of the working tree, or where it comes from if git does not know."""
-    asked = [
-        "git",
-        "-C",
-        str(ROOT),
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=10",
-        "--exclude=*",
-    ]
+    """Return the commit of the package that is measured; if git does not know, what it is told."""
+    import anyfleet
+
+    where = str(Path(anyfleet.__file__).parent)
+    asked = ["git", "-C", where, "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
     try:
         found = subprocess.run(asked, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

@@ -29,6 +29,7 @@ from benchmarks.measuring import (
     WORKLOADS,
     Cell,
     Options,
+    Rounds,
     Table,
     attempted,
     built,
@@ -36,7 +37,7 @@ from benchmarks.measuring import (
     parser,
     play_rounds,
     report,
-    timed,
+    times_of,
     verdict,
 )
 
@@ -208,17 +209,9 @@ def looking(seen: dict[str, float]) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def shares(
-    method: Method, task: Any, options: Options, fleet: world.Fleet, seconds: float
-) -> dict[str, float]:
-    """Return the share of each stage in some rounds after those that warm up."""
+def shares(rounds: Rounds, seconds: float) -> dict[str, float]:
+    """Return the share of each stage in some more rounds."""
     seen: defaultdict[str, float] = defaultdict(float)
-    rounds = play_rounds(method, task, options, fleet)
-    began = time.monotonic()
-    for _ in range(options.warm):
-        next(rounds)
-        if time.monotonic() - began > seconds:
-            break
     began = time.monotonic()
     with looking(seen):
         while time.monotonic() - began < seconds or not seen:
@@ -232,8 +225,9 @@ def row(name: str, kind: str, cohort: int, options: Options, seconds: float) -> 
     case, fleet = CASES[name], WORLDS[kind]()
     task = built(replace(WORKLOADS["tiny"], users=2 * cohort, cohort=cohort), options.device)
     method = idle(case.make(cohort))
-    found = timed(method, task, options, fleet, seconds=seconds)
-    split = shares(method, task, options, fleet, min(seconds, 2.0))
+    rounds = play_rounds(method, task, options, fleet)
+    found = times_of(rounds, options, seconds=seconds)
+    split = shares(rounds, min(seconds, 2.0))
     orders, aim = case.orders(cohort), target(case.orders(cohort), case.shapes, kind)
     each = [1e3 * found.ms * split.get(stage, 0.0) / orders for stage in NAMES]
     told = verdict(found.ms, aim, " ms")

@@ -6,11 +6,11 @@
 Every row is the median of whole rounds of FedAvg: sampling a cohort, local SGD on every device,
 the weighted mean; no evaluation. Data lie on the device that trains before the first round, for all
 alike. Each peer has a process of its own, started from here, so that nobody's settings are left to
-the next. A peer runs in the precision of the row, in its faster setting: on a GPU with and without
-cuDNN's search for the fastest algorithm, on a CPU with one thread and with as many as there are
-cores. pfl is tried with 1 to 5 processes that share the device; Flower has a worker for each core,
-on a GPU also fewer. What is not installed says so; `--vendor` names a folder of unpacked packages
-for machines that cannot install any.
+the next. A peer runs in the precision of the row, in its fastest setting: on a GPU with and without
+cuDNN's search for the fastest algorithm (and in the rows of tf32 also without tf32), on a CPU with
+one thread and with as many as there are cores. pfl is tried with 1 to 5 processes that share the
+device; Flower has a worker for each core, on a GPU also fewer. What is not installed says so;
+`--vendor` names a folder of unpacked packages for machines that cannot install any.
 """
 
 import argparse
@@ -46,10 +46,12 @@ from benchmarks.measuring import (
     given_options,
     new_net,
     parser,
+    play_rounds,
     report,
     samples,
     tf32,
     timed,
+    times_of,
     verdict,
 )
 from benchmarks.overhead import shares
@@ -304,19 +306,42 @@ def child(peer: str, work: Workload, options: Options, workers: int) -> None:
         "pfl": lambda: pfl(work, options),
         "flower": lambda: flower(work, options, workers),
     }
-    with tf32(options.precision == "tf32"):
-        for threads, search in settings(peer, options, workers):
-            torch.set_num_threads(threads)
-            torch.backends.cudnn.benchmark = search
-            print(f"\n{RESULT}{json.dumps(runs[peer]())}", flush=True)
+    for setting in settings(peer, options, workers):
+        torch.set_num_threads(setting.threads)
+        torch.backends.cudnn.benchmark = setting.search
+        with tf32(setting.tf32):
+            took = runs[peer]()
+        print(f"\n{RESULT}{json.dumps({'setting': str(setting), 'took': took})}", flush=True)
 
 
-def settings(peer: str, options: Options, workers: int) -> list[tuple[int, bool]]:
-    """Return the settings that a peer is tried in: threads of torch, and cuDNN's search."""
+@dataclass(frozen=True)
+class Setting:
+    """How a peer is run: what a user would try before saying that it is slow."""
+
+    threads: int
+    search: bool = False  # cuDNN's, for the fastest algorithm
+    tf32: bool = False
+    cuda: bool = False
+
+    def __str__(self) -> str:
+        if not self.cuda:
+            return f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        return ("tf32" if self.tf32 else "torch's defaults") + (", search" if self.search else "")
+
+
+def settings(peer: str, options: Options, workers: int) -> list[Setting]:
+    """Return the settings that a peer is tried in.
+
+    In the rows of tf32 also torch's own defaults: small products may be faster without it.
+    """
     if options.cuda:
-        return [(torch.get_num_threads(), each) for each in ((False, True)[: 3 - workers])]
+        own = [options.precision == "tf32"]
+        kinds = [True, False] if own[0] and workers == 1 else own
+        searches = (False, True) if workers == 1 else (False,)
+        count = torch.get_num_threads()
+        return [Setting(count, each, kind, cuda=True) for kind in kinds for each in searches]
     alone = peer == "plain" or (peer == "pfl" and workers == 1)
-    return [(each, False) for each in sorted({1, cores() if alone else 1})]
+    return [Setting(each) for each in sorted({1, cores() if alone else 1})]
 
 
 def cores() -> int:
@@ -329,8 +354,8 @@ NEEDS = {"plain": (), "pfl": ("pfl",), "flower": ("flwr", "ray")}
 
 def started(
     peer: str, work: Workload, options: Options, vendor: str | None, workers: int = 1
-) -> Timing:
-    """Return how long the rounds of a peer take, in its faster setting."""
+) -> tuple[Timing, str]:
+    """Return how long the rounds of a peer take in its fastest setting, and which that is."""
     if any(importlib.util.find_spec(each) is None for each in NEEDS[peer]):
         raise NotRun("not installed")
     if options.late:
@@ -370,7 +395,8 @@ def started(
     if not found:
         lines = complained.strip().splitlines() or ["no message"]
         raise RuntimeError(f"{peer} said: {lines[-1]}")
-    return min((_timing(each, options) for each in found), key=lambda each: each.ms)
+    tried = [(_timing(each["took"], options), each["setting"]) for each in found]
+    return min(tried, key=lambda each: each[0].ms)
 
 
 def _timing(took: Sequence[float], options: Options) -> Timing:
@@ -389,7 +415,7 @@ def _free_port() -> int:
 # -- the table
 
 TIMES = ("ms a round", "lowest", "highest", "first, s")
-HEAD = ("work", "precision", "who", *TIMES, "× the product", "target")
+HEAD = ("work", "precision", "who", "setting", *TIMES, "× the product", "target")
 
 
 @dataclass(frozen=True)
@@ -403,13 +429,13 @@ class Asked:
     cuda: bool = False
 
 
-def product(work: Workload, options: Options) -> Timing:
+def product(work: Workload, options: Options) -> tuple[Timing, str]:
     """Return how long the product's rounds take."""
     from anyfleet.methods import fedavg
 
     task = built(work, options.device)
     method = fedavg(count=work.cohort, lr=work.lr, batch_size=work.batch, epochs=1)
-    return timed(method, task, options, replies=work.cohort)
+    return timed(method, task, options, replies=work.cohort), ""
 
 
 def rows(work: Workload, options: Options, asked: Asked) -> list[tuple[Cell, ...]]:
@@ -419,7 +445,7 @@ def rows(work: Workload, options: Options, asked: Asked) -> list[tuple[Cell, ...
         for text, how in _products(options, asked)
     ]
     torch.cuda.empty_cache()
-    best = min((each.ms for _, each in own if each), default=None)
+    best = _held([(row, each.ms) for row, each in own if each])
     found = [row for row, _ in own]
     for peer in asked.peers:
         tried = []
@@ -430,6 +456,12 @@ def rows(work: Workload, options: Options, asked: Asked) -> list[tuple[Cell, ...
                 break
         found += _judged(tried, work, options, peer)
     return found
+
+
+def _held(own: Sequence[tuple[tuple[Cell, ...], float]]) -> float | None:
+    """Return the milliseconds that peers are held against: of `auto`, else of the fastest row."""
+    auto = [ms for row, ms in own if str(row[2]).endswith("auto")]
+    return min(auto or [ms for _, ms in own], default=None)
 
 
 def _products(options: Options, asked: Asked) -> Iterator[tuple[str, Options]]:
@@ -456,16 +488,17 @@ def _row(
     work: Workload,
     options: Options,
     who: str,
-    measure: Callable[[], Timing],
+    measure: Callable[[], tuple[Timing, str]],
     best: float | None = None,
 ) -> tuple[tuple[Cell, ...], Timing | None]:
     """Return a row without its target, and the times in it."""
     kept: list[Timing] = []
 
     def cells() -> tuple[Cell, ...]:
-        each = measure()
+        each, setting = measure()
         kept.append(each)
-        return each.ms, each.low, each.high, each.first, each.ms / best if best else None, ""
+        ratio = each.ms / best if best else None
+        return setting, each.ms, each.low, each.high, each.first, ratio, ""
 
     row = attempted(cells, len(HEAD), work.name, options.precision, who)
     ms = f"{kept[0].ms:9.1f} ms" if kept else "        -   "
@@ -499,14 +532,14 @@ def _judged(
 
 def training_share(works: Sequence[Workload], options: Options, engines: Sequence[str]) -> Table:
     """Return what whole rounds take over the training that is in them."""
-    from anyfleet import world
     from anyfleet.methods import fedavg
 
     def row(work: Workload, engine: str) -> tuple[Cell, ...]:
         own = replace(options, engine=engine)
-        found = product(work, own)
         method = fedavg(count=work.cohort, lr=work.lr, batch_size=work.batch)
-        split = shares(method, built(work, own.device), own, world.Fleet(), 4.0)
+        rounds = play_rounds(method, built(work, own.device), own)
+        found = times_of(rounds, own)
+        split = shares(rounds, 4.0)
         whole = 1 / split["train launch"]
         return found.ms, found.ms / whole, whole, verdict(whole, 1.10)
 
@@ -517,6 +550,33 @@ def training_share(works: Sequence[Workload], options: Options, engines: Sequenc
         for engine in engines
     ]
     return Table("training", "Whole rounds over the training in them", head, tuple(made))
+
+
+def chosen(made: Sequence[tuple[Cell, ...]], options: Options, engines: Sequence[str]) -> Table:
+    """Return what `auto` takes over the fastest engine: on each workload, and in the demo."""
+    from benchmarks.precisions import FLEET, SGD, TASK
+
+    from anyfleet.methods import fedavg
+
+    text = "product, "
+    known: dict[str, dict[str, float]] = {}
+    for work, _, who, _, ms, *_ in made:
+        if isinstance(ms, float) and isinstance(who, str) and who.startswith(text):
+            known.setdefault(str(work), {})[who.removeprefix(text)] = ms
+    task = TASK.build(0)
+    for engine in engines:
+        own = replace(options, engine=engine)
+        with contextlib.suppress(NotRun):
+            each = timed(fedavg(**SGD), task, own, FLEET, seconds=20.0)
+            known.setdefault("demo", {})[engine] = each.ms
+    head = ("work", *engines, "auto ÷ best", "target")
+    found: list[tuple[Cell, ...]] = []
+    for name, by_engine in known.items():
+        auto = by_engine.get("auto")
+        ratio = None if auto is None else auto / min(by_engine.values())
+        told = "not run: no engine auto" if ratio is None else verdict(ratio, 1.10)
+        found.append((name, *(by_engine.get(engine) for engine in engines), ratio, told))
+    return Table("engines", "Engines, ms a round, and the one that is chosen", head, tuple(found))
 
 
 def tables(
@@ -535,9 +595,14 @@ def tables(
         "epoch; whole rounds of FedAvg without evaluation."
         for users, cohort, count, batch in sizes
     ]
-    notes.append("The ratio is to the fastest row of the product in the same precision above it.")
+    notes.append(
+        "The ratio is to the product in the same precision: to `auto` where it is listed, else to "
+        "the fastest row."
+    )
+    notes.append("A peer's row is its fastest setting of those that were tried.")
     found = [Table("peers", "The product and its peers", HEAD, tuple(made), tuple(notes))]
     if not options.cuda:
+        found.append(chosen(made, options, asked.engines))
         found.append(training_share(works, options, asked.engines))
     return found
 

@@ -20,7 +20,8 @@ def listed(index: str) -> Any:
     """Return the field of a list that rows share; the field `index` has each row's number in it.
 
     What many rows have in common is listed once, as their slices and the models that they are sent.
-    A number of -1 stands for nothing.
+    A number of -1 stands for nothing. A list that is an array has, at its number, the first of as
+    many entries as the row has.
     """
     return field(metadata={_INDEX: index})
 
@@ -39,6 +40,8 @@ class Arrays:
     def take(self, rows: Sequence[int] | Ints | Flags) -> Self:
         """Return the given rows, in the given order; flags pick the rows that are true."""
         index = np.asarray(rows)
+        if index.dtype == bool and index.all():
+            return self
         index = np.flatnonzero(index) if index.dtype == bool else index.astype(np.int64)
         picked = {
             f.name: _pick(getattr(self, f.name), index)
@@ -46,6 +49,30 @@ class Arrays:
             if _INDEX not in f.metadata
         }
         return replace(self, **picked)
+
+    def put(self, rows: Ints, other: Self) -> Self:
+        """Return the struct with the rows of another one in place of these, which ascend."""
+        if len(rows) == len(self):
+            return other
+        index = np.arange(len(self))
+        index[rows] = len(self) + np.arange(len(rows))
+        return join([self, other]).take(index)
+
+    def pruned(self) -> Self:
+        """Return the same rows, without what is listed but named by no row."""
+        found: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Arrays):
+                found[f.name] = value.pruned()
+            elif _INDEX in f.metadata and isinstance(value, tuple):
+                name = f.metadata[_INDEX]
+                index = getattr(self, name)
+                named = np.unique(index[index >= 0])
+                if len(named) < len(value):
+                    found[f.name] = tuple(value[number] for number in named)
+                    found[name] = np.where(index < 0, -1, np.searchsorted(named, index))
+        return replace(self, **found) if found else self
 
     def rows(self) -> list[Self]:
         """Return every row as a struct of one row; much cheaper than `take` row by row."""
@@ -101,10 +128,14 @@ def join(batches: Sequence[B]) -> B:
     return replace(first, **joined)
 
 
-def _merged(lists: Sequence[tuple[Any, ...]], index: Sequence[Ints]) -> tuple[Any, Ints]:
+def _merged(lists: Sequence[Any], index: Sequence[Ints]) -> tuple[Any, Ints]:
     """Return one list for several, without repetitions, and the numbers of all rows in it."""
     if all(each is lists[0] for each in lists):
         return lists[0], np.concatenate(index)
+    if isinstance(lists[0], np.ndarray):
+        starts = np.cumsum([0, *map(len, lists)])
+        moved = [rows + start for rows, start in zip(index, starts, strict=False)]
+        return np.concatenate(lists), np.concatenate(moved)
     places: dict[int, int] = {}  # by identity: comparing tensors would cost more than it saves
     merged: list[Any] = []
     numbers = []
@@ -132,21 +163,22 @@ def _concatenate(values: Sequence[Any]) -> Any:
     return first
 
 
+def alike(*columns: NDArray[Any]) -> list[Ints]:
+    """Return the rows of each combination of values that occurs, ascending; NaN is one value."""
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        found, number = np.unique(column, return_inverse=True)
+        if len(found) > 1:
+            _, code = np.unique(code * len(found) + number, return_inverse=True)
+    if not code.any():
+        return [np.arange(len(code))] if len(code) else []
+    order = np.argsort(code, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(code[order])) + 1)
+    return sorted(groups, key=lambda rows: int(rows[0]))
+
+
 def distinct(values: Sequence[Any]) -> tuple[tuple[Any, ...], Ints]:
     """Return what occurs among hashable values, each once, and the number of every value in it."""
     places: dict[Any, int] = {}
     index = [places.setdefault(value, len(places)) for value in values]
     return tuple(places), np.array(index, dtype=np.int64)
-
-
-def alike(*columns: NDArray[Any]) -> list[Ints]:
-    """Return the rows in which all columns have the same values, group by group, ascending."""
-    keys = np.stack(columns)
-    if not keys.size:
-        return []
-    if bool((keys == keys[:, :1]).all()):
-        return [np.arange(keys.shape[1])]
-    order = np.lexsort(keys)
-    changes = (keys[:, order[1:]] != keys[:, order[:-1]]).any(axis=0)
-    groups = np.split(order, np.flatnonzero(changes) + 1)
-    return sorted(groups, key=lambda rows: int(rows[0]))

@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.func import vmap
 
 from anyfleet.arrays import join
 from anyfleet.core.client import work
 from anyfleet.core.device_state import DeviceState
-from anyfleet.core.local_training import Extent, extent
+from anyfleet.core.local_training import Extent, extent, samples_of, train
 from anyfleet.core.messages import EVERYTHING, Hyperparameters
 from anyfleet.core.method import Method
 from anyfleet.core.orders import Cohort
@@ -22,6 +23,7 @@ from anyfleet.parts.train import AdamW, Decaying, Gradient
 from anyfleet.runtime import Simulated
 from anyfleet.tasks import Task
 from tests.helpers import small
+from tests.helpers.stacks import same_bits, stack
 
 
 def orders(method: Method, task: Task, devices: list[int], column: float = 1.0) -> Cohort:
@@ -113,3 +115,43 @@ def test_a_result_does_not_depend_on_company() -> None:
         whole = work(everybody, (DeviceState(),) * 6, task)
         both = some.replies.trees_of(0)["delta"], whole.replies.trees_of(0)["delta"]
         assert small.distance(*both) < 1e-10
+
+
+class Apart:
+    """A task whose samples are not one table."""
+
+    def __init__(self, task: Task) -> None:
+        self.devices, self.data, self.size = task.devices, task.data, task.size
+
+
+def test_samples_are_taken_where_they_lie() -> None:
+    task = small.task(equal=False)
+    devices = [3, 0, 5]
+    there = samples_of(task, devices)
+    assert there.x is task.train.x
+    apart = samples_of(Apart(task), devices)  # type: ignore[arg-type]
+    for x, y, rows, valid in (there, apart):
+        assert valid.sum(1).tolist() == [task.size(device) for device in devices]
+        for row, device in enumerate(devices):
+            own = rows[row][valid[row]]
+            assert torch.equal(x[own], task.data(device).x)
+            assert torch.equal(y[own], task.data(device).y)
+            # Padding repeats the last of them.
+            assert set(rows[row][~valid[row]].tolist()) <= {int(own[-1])}
+
+
+def test_a_device_without_samples_has_a_row_of_padding() -> None:
+    task = small.task()
+    empty = replace(task, train_rows=(task.train_rows[0][:0], *task.train_rows[1:]))
+    _, _, rows, valid = samples_of(empty, [0])
+    assert rows.shape == (1, 1)
+    assert not valid.any()
+
+
+def test_resident_and_own_samples_train_alike() -> None:
+    task, trainer = small.task(equal=False), Gradient(Decaying(0.1), batch_size=8)
+    context, inputs, bounds = stack(task, trainer, [0, 1, 2])
+    assert inputs.rows is not None
+    own = inputs._replace(x=inputs.x[inputs.rows], y=inputs.y[inputs.rows], rows=None)
+    both = [train(trainer, context, g, bounds, lift=vmap, cohort_key=0) for g in (inputs, own)]
+    assert same_bits(*both)

@@ -288,10 +288,15 @@ def test_only_what_was_not_acknowledged_is_sent_again() -> None:
     sent = after.replies.trees_of(0)["delta"]
     assert memory.last_sent_order == first.id[0]
     assert small.identical(memory.tensors[SENT], sent)
-    left = memory.tensors[SLOT]
-    assert small.identical(residual_of(memory, SLOT, int(first.id[0])), left)
-    again = residual_of(memory, SLOT, -1)
-    assert small.identical(again, {name: left[name] + sent[name] for name in left})
+    left, memories = memory.tensors[SLOT], Memories(task)
+    memories.adopt(3, memory)
+    told, untold = (
+        memories.residual(replace(first, acknowledged=np.array([order])), tuple(left))
+        for order in (int(first.id[0]), -1)
+    )
+    assert small.identical(told, {name: value[None] for name, value in left.items()})
+    again = {name: (left[name] + sent[name])[None] for name in left}
+    assert small.identical(untold, again)
 
 
 def test_feedback_forgets_what_is_no_number() -> None:

@@ -7,6 +7,7 @@ import shutil
 import sys
 import zlib
 from collections.abc import Callable
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -179,14 +180,34 @@ def with_field(place: str, node: Any) -> Callable[[Any], Any]:
     return change
 
 
-def with_heap(change: Callable[[list[Any]], None]) -> Callable[[Any], Any]:
-    """A state whose clock has other events."""
+def with_table(change: Callable[[Any], None]) -> Callable[[Any], Any]:
+    """A state in which the table of the orders under way differs."""
 
     def changed(root: Any) -> Any:
-        change(root["fields"]["fleet"]["fields"]["clock"]["fields"]["_heap"]["list"])
+        change(root["fields"]["fleet"]["fields"]["under_way"]["fields"])
         return root
 
     return changed
+
+
+def with_events(name: str, *values: float) -> Callable[[Any], Any]:
+    """A state whose clock has other events: these values come again and again."""
+
+    def change(table: Any) -> None:
+        column = table["events"]["fields"][name]
+        count = column["shape"][0]
+        column["values"] = list(islice(cycle(values), count))
+
+    return with_table(change)
+
+
+def with_values(name: str, change: Callable[[int], int]) -> Callable[[Any], Any]:
+    """A state in which the numbers of a column of the table differ."""
+
+    def changed(table: Any) -> None:
+        table[name]["values"] = [change(value) for value in table[name]["values"]]
+
+    return with_table(changed)
 
 
 def with_order(change: Callable[[Any], None]) -> Callable[[Any], Any]:
@@ -199,15 +220,9 @@ def with_order(change: Callable[[Any], None]) -> Callable[[Any], Any]:
     return changed
 
 
-def with_phase(entries: Any) -> Callable[[Any], Any]:
-    """A state in which an order under way goes on otherwise."""
-
-    def changed(root: Any) -> Any:
-        pending = root["fields"]["fleet"]["fields"]["pending"]["dict"][0][1]["fields"]
-        pending["phases"]["tuple"][0]["fields"]["points"]["tuple"][0]["entries"] = entries
-        return root
-
-    return changed
+def with_phase(name: str, node: Any) -> Callable[[Any], Any]:
+    """A state in which the orders under way go on otherwise."""
+    return with_table(lambda table: table["download"]["fields"].update({name: node}))
 
 
 NONE = {"array": "int64", "shape": [0], "values": []}
@@ -237,18 +252,23 @@ FORGED: dict[str, Callable[[Any], Any]] = {
     "batteries of others": with_field(
         "fleet.batteries", {"tuple": [NONE, {**NONE, "shape": [0, 1]}]}
     ),
-    "a clock without an event": with_heap(lambda heap: heap[0].update(tuple=[0.0, 0, 3])),
-    "a clock with text": with_heap(lambda heap: heap[0]["tuple"].__setitem__(0, "soon")),
-    "a clock with two at once": with_heap(lambda heap: heap.append(heap[0])),
-    "a clock that goes back": with_heap(lambda heap: heap[0]["tuple"].__setitem__(0, -1.0)),
-    "an event of no order": with_heap(
-        lambda heap: heap[0]["tuple"][2]["fields"].__setitem__("order", 99)
+    "a clock without an event": with_table(lambda table: table["events"]["fields"].pop("ends")),
+    "a clock with text": with_table(lambda table: table["events"]["fields"].update(ends="soon")),
+    "a clock with two at once": with_events("sequence", 1),
+    "a clock that goes back": with_events("trained", -1.0),
+    "a clock with events to come": with_events("sequence", *range(900, 999)),
+    "an order of no cohort": with_values("row", lambda row: row + 99),
+    "a cohort that was never submitted": with_values("cohort", lambda number: number + 99),
+    "orders of another number": with_values("id", lambda number: number + 1),
+    "a device that does not exist": with_values("device", lambda number: number + 99),
+    "a failure without a reason": with_values("reason", lambda number: number + 99),
+    "a reply of no stack": with_table(
+        lambda table: table["replies"]["fields"].update(stacks={"tuple": []})
     ),
-    "orders of another number": with_field("fleet.pending", {"dict": []}),
     "a column that is too short": with_order(lambda order: order.update(choice=NONE)),
     "a column that is a number": with_order(lambda order: order["width"].update(shape=[])),
-    "a phase that is too short": with_phase([0.0]),
-    "a phase of text": with_phase([0.0, "x", 0.0]),
+    "a phase without its points": with_phase("changes", {**NONE, "shape": [4], "values": [3] * 4}),
+    "a phase of text": with_phase("seconds", {"list": ["x"]}),
     "a round of another kind": with_field("snapshot.round_index", "three"),
     "another round": with_field("record.round_index", 7),
     "a model of another kind": with_field("snapshot.params", {"list": []}),

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map
 
 from anyfleet import rng
-from anyfleet.core.messages import EVERYTHING, Hyperparameters, Params
+from anyfleet.core.messages import Hyperparameters, Params
 from anyfleet.core.objectives import Data, Task, augmented
 from anyfleet.core.padding import unpaddable
 from anyfleet.core.slots import (
@@ -32,6 +32,7 @@ from anyfleet.core.slots import (
     TrainingStart,
     TrainingState,
 )
+from anyfleet.core.time_and_energy import TrainingAmounts, processed
 from anyfleet.elastic import Slice
 from anyfleet.errors import BadReturn
 from anyfleet.tracebacks import quoted
@@ -73,19 +74,13 @@ def training_context(task: Task, norm: Norm, slice_: Slice, width: float = 1.0) 
 
 def local_steps(hyperparameters: Hyperparameters, samples: Sequence[int]) -> list[int]:
     """Return the local steps of each device: its epochs over its data, within its own limit."""
-    epochs, most, count = hyperparameters.epochs, hyperparameters.local_steps, np.array(samples)
-    own = epochs * -(-count // hyperparameters.batch_size)
-    # A fixed number of local steps is given as a limit with epochs = EVERYTHING.
-    own = np.where(epochs == EVERYTHING, np.where(count > 0, most, 0), own)
-    steps: list[int] = np.where(most == EVERYTHING, own, np.minimum(own, most)).tolist()
+    steps: list[int] = TrainingAmounts.of(hyperparameters, np.array(samples)).local_steps.tolist()
     return steps
 
 
 def samples_processed(local_steps: int, samples: int, batch_size: int) -> int:
     """Return the samples used in so many local steps; the last of an epoch may have fewer."""
-    per_epoch = max(1, -(-samples // batch_size))
-    epochs, left = divmod(local_steps, per_epoch)
-    return epochs * samples + min(left * batch_size, samples)
+    return int(processed(np.array(local_steps), np.array(samples), np.array(batch_size)))
 
 
 def extent(hyperparameters: Hyperparameters, samples: Sequence[int]) -> Extent:

@@ -14,15 +14,17 @@ layers save. Cycles are what the device spends on the order, not on its other wo
 speed and nothing else takes FLOP / speed seconds, or cycles / frequency (specification §A.1).
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from anyfleet.arrays import Arrays, Floats
-from anyfleet.core.messages import Conditions
-from anyfleet.core.training_work import Counted, Work
+from anyfleet.arrays import Arrays, Floats, Ints, alike, join
+from anyfleet.core.messages import EVERYTHING, Conditions, Hyperparameters
+from anyfleet.core.training_work import Amounts, Counted, Work
 from anyfleet.elastic import WHOLE, Blueprint, Priced, Slice, width
 from anyfleet.elastic.cost.operations import Counting, operations
 from anyfleet.tracebacks import during
@@ -75,16 +77,18 @@ class Demand(Arrays):
 class Counts(NamedTuple):
     """The FLOP of a slice, of the slice with all its layers trained, and of the whole model."""
 
-    flops: float
-    all_layers: float
-    whole: float
+    flops: Amounts
+    all_layers: Amounts
+    whole: Amounts
 
 
 def effort_of(
-    counts: Counts, width: float, *, local_steps: int, calls: float, moved: float
+    counts: Counts, width: float, *, local_steps: Counted, calls: Amounts, moved: Amounts
 ) -> Effort:
-    """Return the effort of one order, as a batch of one."""
-    return Effort(*(np.array([float(v)]) for v in (*counts, width, local_steps, calls, moved)))
+    """Return the effort of orders with slices of one width; numbers are those of one order."""
+    given = (*counts, width, local_steps, calls, moved)
+    arrays = np.broadcast_arrays(*(np.asarray(v, dtype=np.float64) for v in given), np.empty(1))
+    return Effort(*arrays[:-1])
 
 
 @dataclass(frozen=True)
@@ -104,32 +108,130 @@ class Worker(Protocol):
     def __hash__(self) -> int: ...
 
 
+@dataclass(frozen=True, eq=False)
+class TrainingAmounts(Arrays):
+    """The amounts of training of many orders."""
+
+    batch_size: Ints
+    processed: Ints  # samples, each as often as it is used
+    local_steps: Ints
+    width: Floats  # as planned; NaN where that is not known
+
+    @classmethod
+    def of(
+        cls, hyperparameters: Hyperparameters, samples: Ints, width: Floats | float = np.nan
+    ) -> "TrainingAmounts":
+        """Return the amounts of devices with so many samples: epochs over them, up to a limit."""
+        batch, most = hyperparameters.batch_size, hyperparameters.local_steps
+        own = hyperparameters.epochs * -(-samples // batch)
+        # A fixed number of local steps is given as a limit with epochs = EVERYTHING.
+        fixed = np.where(samples > 0, most, 0)
+        own = np.where(hyperparameters.epochs == EVERYTHING, fixed, own)
+        steps = np.where(most == EVERYTHING, own, np.minimum(own, most))
+        widths = np.broadcast_to(np.asarray(width, dtype=np.float64), len(steps))
+        return cls(batch, processed(steps, samples, batch), steps, widths)
+
+
+def processed(local_steps: Ints, samples: Ints, batch_size: Ints) -> Ints:
+    """Return the samples used in so many local steps; the last of an epoch may have fewer."""
+    per_epoch = np.maximum(1, -(-samples // batch_size))
+    epochs, left = np.divmod(local_steps, per_epoch)
+    return epochs * samples + np.minimum(left * batch_size, samples)
+
+
 @lru_cache(maxsize=4096)
 def training(
     train: Worker, blueprint: Blueprint, slice_: Slice, amount: Amount, counting: Counting
 ) -> Demand:
     """Return what it takes to train a slice, as a batch of one."""
-    three = slice_, replace(slice_, first_trained_layer=0), WHOLE
-    batch, processed, local_steps = amount.batch_size, amount.processed, amount.local_steps
-    planned = amount.width, amount.width, 1.0
-    prices = [Priced(blueprint, e, batch, p) for e, p in zip(three, planned, strict=True)]
+    prices = _prices(blueprint, slice_, amount.batch_size, amount.width)
     with during("train", train):
-        works = [train.work(priced, processed, local_steps) for priced in prices]
-    counts = Counts(*(float(work.flops) for work in works))
-    if counting != "flops":
-        # The rules count one pass over the samples: a trainer may do several.
-        passes = [
-            float(work.flops) / (processed * priced.sample.flops) if processed else 0.0
-            for work, priced in zip(works, prices, strict=True)
-        ]
-        counted = [operations(blueprint, each, batch, counting) for each in three]
-        pairs = zip(passes, counted, strict=True)
-        counts = Counts(*(processed / batch * (often * once) for often, once in pairs))
-    own, calls, moved = works[0], float(works[0].calls), float(works[0].moved)
-    effort = effort_of(
-        counts, width(slice_, blueprint), local_steps=local_steps, calls=calls, moved=moved
+        works = [train.work(priced, amount.processed, amount.local_steps) for priced in prices]
+    return _demand(prices, works, amount.processed, amount.local_steps, counting)
+
+
+def trainings(
+    train: Worker,
+    blueprint: Blueprint,
+    slices: Sequence[Slice],
+    index: Ints,
+    amounts: TrainingAmounts,
+    counting: Counting,
+) -> Demand:
+    """Return what it takes to train many slices; `index` is the number of each order's slice.
+
+    What orders of equal slices, batches and widths have in common is computed once.
+    """
+    parts = []
+    groups = alike(index, amounts.batch_size, amounts.width)
+    for rows in groups:
+        first = rows[0]
+        planned = float(amounts.width[first])
+        known = None if math.isnan(planned) else planned
+        batch = int(amounts.batch_size[first])
+        prices = _prices(blueprint, slices[int(index[first])], batch, known)
+        some = amounts.processed[rows], amounts.local_steps[rows]
+        with during("train", train):
+            works = [_works(train, priced, *some) for priced in prices]
+        parts.append(_demand(prices, works, *some, counting))
+    return join(parts).take(np.argsort(np.concatenate(groups)))
+
+
+def _works(train: Worker, priced: Priced, processed: Ints, local_steps: Ints) -> Work:
+    """Return the work of many orders, one amount after the other if the trainer must have it so."""
+    try:
+        found = train.work(priced, processed, local_steps)
+        for amount in (found.flops, found.memory, found.calls, found.moved):
+            np.broadcast_to(amount, len(processed))
+    except (TypeError, ValueError):
+        amounts = np.empty((4, len(processed)))
+        for rows in alike(processed, local_steps):
+            one = train.work(priced, int(processed[rows[0]]), int(local_steps[rows[0]]))
+            amounts[:, rows] = np.array([[one.flops], [one.memory], [one.calls], [one.moved]])
+        return Work(*amounts)
+    return found
+
+
+def _prices(
+    blueprint: Blueprint, slice_: Slice, batch: int, planned: float | None
+) -> tuple[Priced, Priced, Priced]:
+    """Return the costs of a slice, of it with all layers trained, and of the whole model."""
+    deep = replace(slice_, first_trained_layer=0)
+    return (
+        Priced(blueprint, slice_, batch, planned),
+        Priced(blueprint, deep, batch, planned),
+        Priced(blueprint, WHOLE, batch, 1.0),
     )
-    return Demand(effort, np.array([float(own.memory)]))
+
+
+def _demand(
+    prices: Sequence[Priced],
+    works: Sequence[Work],
+    processed: Counted,
+    local_steps: Counted,
+    counting: Counting,
+) -> Demand:
+    """Return the demand of training whose work on slice, all layers and whole model is known."""
+    counts, own, (priced, *_) = Counts(*(work.flops for work in works)), works[0], prices
+    if counting != "flops":
+        once = [operations(p.blueprint, p.slice, p.batch_size, counting) for p in prices]
+        batches = np.divide(processed, priced.batch_size)
+        pairs = zip(_passes(prices, works, processed), once, strict=True)
+        counts = Counts(*(batches * (often * operations_) for often, operations_ in pairs))
+    wide = width(priced.slice, priced.blueprint)
+    effort = effort_of(counts, wide, local_steps=local_steps, calls=own.calls, moved=own.moved)
+    memory = np.broadcast_to(np.asarray(own.memory, dtype=np.float64), len(effort))
+    return Demand(effort, memory)
+
+
+def _passes(prices: Sequence[Priced], works: Sequence[Work], processed: Counted) -> list[Floats]:
+    """Return how often a trainer goes over its samples: the rules count one pass."""
+    found = []
+    for priced, work in zip(prices, works, strict=True):
+        once = np.multiply(processed, float(priced.sample.flops))
+        often = np.zeros(np.shape(once))
+        found.append(np.divide(work.flops, once, out=often, where=np.greater(processed, 0)))
+    return found
 
 
 def clocked(own: Conditions, frequency: Floats) -> Floats:

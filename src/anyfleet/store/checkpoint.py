@@ -19,11 +19,12 @@ import msgspec
 import numpy as np
 from safetensors import SafetensorError
 
+from anyfleet.arrays import Ints
 from anyfleet.core import objectives
 from anyfleet.elastic import Blueprint
 from anyfleet.errors import StoreError
 from anyfleet.experiment import State
-from anyfleet.runtime.simulated.pending import SimulatedState
+from anyfleet.runtime.simulated.under_way import SimulatedState, UnderWay
 from anyfleet.store import tensor_blocks
 from anyfleet.store.disk import Damaged, Mark, force, force_folder, refuse_links, told
 from anyfleet.store.serialisation import Document, decode, encode
@@ -223,10 +224,46 @@ def _misfit_of_fleet(fleet: SimulatedState, task: objectives.Task) -> str:
         return "its devices are not those of the task"
     if np.shape(missing) != np.shape(since) or len(missing) not in (0, task.devices):
         return "its batteries are not those of the devices"
-    for number, pending in fleet.pending.items():
-        same = all(list(order.id) == [number] for order in (pending.sent_order, pending.order))
-        if not same or not 0 <= pending.order.device[0] < task.devices:
-            return f"its order {number} is another one, or is for a device that does not exist"
-    if not fleet.clock.consistent_with(fleet.pending):
-        return "its clock has events that belong to none of its orders"
+    return "" if fleet.under_way is None else _misfit_of_orders(fleet.under_way, fleet, task)
+
+
+def _misfit_of_orders(orders: UnderWay, fleet: SimulatedState, task: objectives.Task) -> str:
+    """Return why the orders under way in a fleet cannot go on, or ""."""
+    if not _within(orders.device, task.devices):
+        return "one of its orders is for a device that does not exist"
+    if not _within(orders.cohort, len(orders.cohorts)):
+        return "one of its orders was never submitted"
+    for number, each in enumerate(orders.cohorts):
+        mine = orders.take(orders.cohort == number)
+        for cohort in (each.sent, each.received):
+            if not _within(mine.row, len(cohort)) or (cohort.id[mine.row] != mine.id).any():
+                return "one of its orders is another one"
+    told = (orders.reason, orders.reasons), (orders.refusal, orders.refusals)
+    replies = orders.replies.take(orders.carried_out)
+    if (
+        not all(_within(index[index >= 0], len(texts)) for index, texts in told)
+        or not _within(replies.stack_index, len(replies.stacks))
+        or (orders.remembered.order != orders.id).any()
+        or (orders.remembered.device != orders.device).any()
+    ):
+        return "one of its orders ends with nothing"
+    for phases in (orders.download, orders.compute, orders.upload):
+        some = phases.take(phases.changes > 0)
+        if phases.points.shape[1:] != (3,) or not _within(
+            np.array([some.first, some.first + some.changes - 1]), len(phases.points)
+        ):
+            return "a phase of one of its orders has no points"
+    events = orders.events
+    times = np.where(events.training, events.trained, events.ends)
+    numbers = np.unique(events.sequence)
+    if (
+        len(numbers) < len(orders)
+        or not _within(numbers, fleet.clock.sequence)
+        or times.min() < fleet.clock.now
+    ):
+        return "its clock has events that have passed, or were never scheduled"
     return ""
+
+
+def _within(numbers: Ints, count: int) -> bool:
+    return bool(((numbers >= 0) & (numbers < count)).all())

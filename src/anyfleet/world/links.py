@@ -112,7 +112,8 @@ class Steady(TakesMoments):
     def bit_rates(self, keys: Tensor, when: Time, distance: Floats, active: int) -> BitRates:
         share = _band_share(self.shared, active)
         up, down = (
-            at(number, rng.fold(keys, way), when) * share
+            # Plain numbers need no keys, which cost more than all the rest.
+            at(number, keys if isinstance(number, float) else rng.fold(keys, way), when) * share
             for way, number in (("up", self.bit_rate_up), ("down", self.bit_rate_down))
         )
         return BitRates(up, down)

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from anyfleet import rng
 from anyfleet.elastic import EVALUATE, STATIC, Blueprint, TraceError, apply, cost, trace, verify
+from anyfleet.elastic.execution.kept_units import kept
 
 KEY = rng.root(0, "draws")
 Between = Callable[[nn.Module, Tensor], Tensor]
@@ -214,3 +215,14 @@ def test_dropping_saves_what_torch_saves(make: Callable[[float], nn.Module]) -> 
         module(x)
     held = 4 * 3
     assert cost(trace(module, x), batch=2).activation_bytes == sum(sizes) - held
+
+
+@pytest.mark.parametrize("rate", [2.0**-60, 0.1, 0.25, 1 / 3, 0.5, 1 - 2.0**-53])
+def test_units_are_kept_where_a_uniform_number_is_at_least_the_rate(rate: float) -> None:
+    key = rng.fold(KEY, torch.arange(3))
+    drawn = rng.uniform(key, 5000)
+    assert torch.equal(kept(key, 5000, rate), drawn >= rate)
+    # On the very border, too: a number that is drawn is a rate that keeps it.
+    border = float(drawn[0, 7])
+    assert kept(key, 5000, border)[0, 7]
+    assert not kept(key, 5000, border + 2.0**-53)[0, 7]

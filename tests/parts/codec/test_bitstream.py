@@ -30,6 +30,7 @@ from anyfleet.parts.codec.bitstream import (
 )
 from anyfleet.parts.codec.entropy_tables import (
     MOST_SYMBOLS,
+    Bins,
     Choice,
     choose,
     from_gaps,
@@ -200,12 +201,13 @@ def test_a_level_beyond_the_tables_has_31_bits_at_most() -> None:
 
 def test_a_tensor_of_its_own_kind_gets_a_table_of_its_own() -> None:
     def chosen(*counts: list[int]) -> Choice:
-        return choose(torch.tensor(counts)[None, None])
+        often = torch.tensor(counts)
+        return choose(Bins(torch.arange(often.numel()), often.flatten(), (1, 1, *often.shape)))
 
     assert chosen([900, 80, 20], [1800, 160, 40]).use.tolist() == [[0, 0]]
     apart = chosen([90_000, 8_000, 2_000], [2_000, 8_000, 90_000])
     assert apart.use.tolist() == [[0, 1]]
-    assert apart.tables.argmax(dim=2).tolist() == [[0, 2]]
+    assert apart.table.view(2, 3).argmax(dim=1).tolist() == [0, 2]
     small = chosen([90_000, 8_000, 2_000], [1, 2, 1], [0, 0, 0])
     assert small.use.tolist() == [[0, 0, -1]]
     assert small.lengths.tolist() == [[3, 0, 0, 0]]

@@ -101,7 +101,7 @@ def test_1_12_2_a_value_between_two_places_is_drawn_so_that_the_mean_is_exact() 
 
 def test_1_12_2_half_of_the_kernels_are_those_from_norm_2_on() -> None:
     norms = torch.tensor([[3.0, 1.0, 2.0, 0.5]])
-    count = torch.from_numpy(count_of(np.array([0.5]), 4))
+    count = count_of(torch.tensor([0.5]), 4)
     assert largest(norms, count).tolist() == [[True, False, True, False]]
     values = [each * part for each in norms[0].tolist() for part in (0.6, 0.0, -0.8)]
     symbols, _ = at(alone(values, unit=3), 2, 8)
@@ -373,7 +373,9 @@ def test_a_grid_without_its_ends_is_refused() -> None:
 
 def test_between_rates_the_share_is_a_power_and_levels_are_those_below() -> None:
     table = ((0.01, 0.02, 4), (0.04, 0.08, 16), (1.0, 0.5, 64))
-    share, levels = looked_up(table, np.array([0.005, 0.01, 0.02, 0.04, 0.2, 1.0, 9.0]))
+    share, levels = looked_up(
+        table, torch.tensor([0.005, 0.01, 0.02, 0.04, 0.2, 1.0, 9.0], dtype=torch.float64)
+    )
     between = 0.08 * (0.5 / 0.08) ** (math.log(5) / math.log(25))
     assert share == pytest.approx([0.01, 0.02, 0.04, 0.08, between, 0.5, 0.5])
     assert levels.tolist() == [4, 4, 4, 16, 16, 64, 64]
@@ -385,7 +387,7 @@ def test_estimates_of_messages_are_near_what_is_measured() -> None:
     guess = estimated(kernels)
     shares = np.geomspace(1e-4, 1.0, guess.bits.shape[0])
     for row, column in ((60, 3), (75, 5), (82, 9), (89, 10)):
-        count = torch.from_numpy(count_of(shares[[row]], kernels.norms.shape[1]))
+        count = count_of(torch.from_numpy(shares[[row]]), kernels.norms.shape[1])
         errors, bits = [], []
         for key in range(10):
             drawn = Kernels(kernels.rows, replace(around, key=torch.tensor([key])))
@@ -405,8 +407,12 @@ def test_an_estimate_of_entries_that_are_all_equal_divides_by_nothing() -> None:
     guess = estimated(alone([30.0, -30.0, 10.0, 2.0] * 10))
     # The strongest twenty have one magnitude: whatever the grid, none of them is rounded.
     strongest = 10 * (2 * 30.0**2 + 10.0**2 + 2.0**2) - np.arange(21) * 30.0**2
-    few = [row for row, count in enumerate(count_of(SHARES, 40)) if count <= 20]
-    counts = count_of(SHARES, 40)[few]
+    few = [
+        row
+        for row, count in enumerate(count_of(torch.from_numpy(SHARES), 40).numpy())
+        if count <= 20
+    ]
+    counts = count_of(torch.from_numpy(SHARES), 40).numpy()[few]
     assert guess.error[few] == pytest.approx(np.outer(strongest[counts], np.ones(len(LEVELS))))
 
 
@@ -418,7 +424,7 @@ def test_the_look_up_of_an_update_fits_at_every_rate_and_errs_less_at_higher_one
     kernels = Kernels(around.flattened(tree), around)
     errors = []
     for rate, share, levels in fitted.table:
-        count = torch.from_numpy(count_of(np.array([share]), kernels.norms.shape[1]))
+        count = count_of(torch.tensor([share]), kernels.norms.shape[1])
         symbols = kernels.quantised(count, torch.tensor([levels]))
         assert packed_bits(symbols, around) <= rate * 32 * around.entries
         got = fitted.compress(
@@ -433,7 +439,7 @@ def test_the_look_up_of_an_update_fits_at_every_rate_and_errs_less_at_higher_one
     assert errors[-1] < 0.3 * errors[0]
     # The pair of the theory is not in the race: its message is too long.
     analytic = anycost_analytic_compression(SENT_FRACTIONS[4])
-    count = torch.from_numpy(count_of(np.array([analytic.keep]), kernels.norms.shape[1]))
+    count = count_of(torch.tensor([analytic.keep]), kernels.norms.shape[1])
     too_long = kernels.quantised(count, torch.tensor([int(analytic.levels)]))
     assert packed_bits(too_long, around) > SENT_FRACTIONS[4] * 32 * around.entries
 

@@ -5,27 +5,38 @@ import math
 import numpy as np
 import pytest
 
-from anyfleet.arrays import Flags
-from anyfleet.runtime.simulated.failures import (
-    PossibleFailure,
-    battery_failures,
-    earliest,
-    offline_failures,
-)
-from anyfleet.runtime.simulated.phases import Phase, Progress
+from anyfleet.arrays import Flags, Floats
+from anyfleet.runtime.simulated.failures import REASONS, battery_empty, earliest, offline, when
+from anyfleet.runtime.simulated.phases import Phases
 from anyfleet.world import Fleet, Group, Intermittent, World
-from anyfleet.world.quantities import When
+from anyfleet.world.quantities import Moments, When
 
 
-def phase(seconds: float, joules: float) -> Phase:
-    return Phase((Progress(0.0, 0.0, 0.0), Progress(seconds, 1.0, joules)))
+def phase(seconds: float, joules: float, *points: tuple[float, float, float]) -> Phases:
+    count, none = np.array([len(points)]), np.zeros(1, dtype=np.int64)
+    inner = np.array(points, dtype=np.float64).reshape(-1, 3)
+    return Phases(np.array([seconds]), np.array([joules]), count, none, inner)
 
 
-def test_the_earliest_failure_counts() -> None:
-    assert earliest([]) is None
-    assert earliest(
-        [PossibleFailure(3.0, "a"), PossibleFailure(1.0, "b"), PossibleFailure(2.0, "c")]
-    ) == PossibleFailure(1.0, "b")
+def charged(joules: float) -> Floats:
+    return np.array([joules], dtype=np.float64)
+
+
+def test_the_earliest_failure_counts_and_of_equals_the_first_by_name() -> None:
+    failures = {
+        "no link": np.array([2.0, 5.0, math.inf]),
+        "died": np.array([3.0, 5.0, math.inf]),
+        "went offline": np.array([1.0, 6.0, math.inf]),
+    }
+    after, which = earliest(failures)
+    assert after.tolist() == [1.0, 5.0, math.inf]
+    assert [REASONS[place] for place in which[:2]] == ["went offline", "died"]
+    assert which[2] == -1
+    assert list(REASONS) == sorted(REASONS)
+
+
+def test_what_does_not_happen_has_no_time() -> None:
+    assert when(np.array([True, False]), 3.0).tolist() == [3.0, math.inf]
 
 
 @pytest.mark.parametrize(
@@ -36,34 +47,24 @@ def test_a_battery_is_empty_at_the_second_at_which_its_joules_are_spent(
     charge: float, after: float
 ) -> None:
     parts = phase(4.0, 2.0), phase(6.0, 6.0)
-    (failure,) = battery_failures(parts, charge)
-    assert failure.after == pytest.approx(after)
-    assert failure.reason == "battery empty"
+    assert battery_empty(parts, charged(charge)) == pytest.approx([after])
 
 
 @pytest.mark.parametrize("charge", [8.0, 9.0, math.inf])
 def test_a_battery_that_lasts_has_no_failure(charge: float) -> None:
-    assert not list(battery_failures((phase(4.0, 2.0), phase(6.0, 6.0)), charge))
+    parts = phase(4.0, 2.0), phase(6.0, 6.0)
+    assert battery_empty(parts, charged(charge)) == [math.inf]
 
 
 def test_an_empty_battery_does_what_costs_nothing() -> None:
-    (failure,) = battery_failures((phase(4.0, 0.0), phase(6.0, 6.0)), 0.0)
-    assert failure.after == 4.0
+    assert battery_empty((phase(4.0, 0.0), phase(6.0, 6.0)), charged(0.0)) == [4.0]
 
 
 def test_a_battery_is_not_used_while_a_link_is_down() -> None:
     """A joule, three seconds of nothing, another joule."""
-    knots = (
-        Progress(0.0, 0.0, 0.0),
-        Progress(1.0, 0.5, 1.0),
-        Progress(4.0, 0.5, 1.0),
-        Progress(5.0, 1.0, 2.0),
-    )
-    parts = phase(2.0, 3.0), Phase(knots)
-    for charge, after in ((1.5, 1.0), (3.5, 2.5), (4.0, 6.0), (4.5, 6.5)):
-        (failure,) = battery_failures(parts, charge)
-        assert failure.after == pytest.approx(after)
-    assert not list(battery_failures(parts, 5.0))
+    parts = phase(2.0, 3.0), phase(5.0, 2.0, (1.0, 0.5, 1.0), (4.0, 0.5, 1.0))
+    for charge, after in ((1.5, 1.0), (3.5, 2.5), (4.0, 6.0), (4.5, 6.5), (5.0, math.inf)):
+        assert battery_empty(parts, charged(charge)) == pytest.approx([after])
 
 
 def away() -> tuple[World, Flags]:
@@ -76,21 +77,22 @@ def away() -> tuple[World, Flags]:
 
 def test_a_device_goes_offline_at_the_moment_it_does() -> None:
     world, there = away()
-    runs = [i for i in range(190) if there[i] and there[i + 1] and not there[i + 2]]
-    assert runs
-    for i in runs:
-        when = When(10.0 * i + 3.0, 0)
-        (failure,) = offline_failures(world, 0, when, 100.0)
-        assert failure.reason == "went offline"
-        assert failure.after == pytest.approx(17.0)
-        assert not list(offline_failures(world, 0, when, 17.0))  # done just before
-        # Done with one part just then, it is away when the next begins.
-        (failure,) = offline_failures(world, 0, When(10.0 * (i + 2), 0), 1.0)
-        assert failure.after == 0.0
+    runs = np.array([i for i in range(190) if there[i] and there[i + 1] and not there[i + 2]])
+    assert len(runs)
+    device, rounds = np.zeros(len(runs), dtype=np.int64), np.zeros(len(runs), dtype=np.int64)
+    begun = Moments(10.0 * runs + 3.0, rounds)
+    assert offline(world, device, begun, np.full(len(runs), 100.0)) == pytest.approx(17.0)
+    # Done just before.
+    assert np.isinf(offline(world, device, begun, np.full(len(runs), 17.0))).all()
+    # Done with one part just then, it is away when the next begins.
+    later = Moments(10.0 * (runs + 2), rounds)
+    assert not offline(world, device, later, np.full(len(runs), 1.0)).any()
 
 
 def test_a_step_alone_drives_nobody_away() -> None:
     groups = (Group(availability=Intermittent(0.5)),)
     world = Fleet(groups=groups).build(np.array([5]), 0)
-    step = next(s for s in range(50) if world.online(np.array([0]), When(0.0, s))[0])
-    assert not list(offline_failures(world, 0, When(0.0, step), 1e9))
+    only = np.array([0])
+    step = next(s for s in range(50) if world.online(only, When(0.0, s))[0])
+    now = Moments(np.zeros(1), np.array([step]))
+    assert offline(world, only, now, np.array([1e9])) == [math.inf]

@@ -1,30 +1,46 @@
-"""Phases of an order while bit rates and loads change; by hand."""
+"""Phases of orders while bit rates and loads change; by hand."""
 
 import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anyfleet.runtime.simulated.phases import Phase, SteadyCost, follow, transfer_cost
-from anyfleet.world.quantities import When, slot, slot_end
+from anyfleet.arrays import Floats, Ints, join
+from anyfleet.runtime.simulated.phases import Phases, Progress, SteadyCost, follow, transfer_cost
+from anyfleet.world.quantities import Moments
 
-NOW = When(0.0, 0)
 WATTS = 2.0
 
 
-def changing(rates: Sequence[float], bits: float, start: float = 0.0) -> Phase:
-    """Of bits over a link that has each rate for a second, and the last for ever."""
+def at(*seconds: float) -> Moments:
+    return Moments(np.array(seconds), np.zeros(len(seconds), dtype=np.int64))
 
-    def cost(when: When) -> SteadyCost:
-        return transfer_cost(bits, rates[min(slot(when, 1.0), len(rates) - 1)], WATTS)
 
-    def until(when: When) -> float:
-        return slot_end(when, 1.0) if slot(when, 1.0) < len(rates) - 1 else math.inf
+def changing(rates: Sequence[float], bits: float, *starts: float) -> Phases:
+    """Of bits over links that have each rate for a second, and the last for ever."""
+    known, last = np.array(rates, dtype=np.float64), len(rates) - 1
 
-    return follow(When(start, 0), cost, until)
+    def cost(rows: Ints, moments: Moments) -> SteadyCost:
+        rate = known[np.minimum(np.floor(moments.now).astype(int), last)]
+        return transfer_cost(np.full(len(rows), bits), rate, np.full(len(rows), WATTS))
+
+    def until(rows: Ints, moments: Moments) -> Floats:
+        return np.where(moments.now < last, np.floor(moments.now) + 1, np.inf)
+
+    return follow(at(*starts or (0.0,)), cost, until)
+
+
+def only(found: Progress) -> tuple[float, float, float]:
+    (seconds,), (done,), (joules,) = found
+    return float(seconds), float(done), float(joules)
+
+
+def after(phases: Phases, seconds: float) -> tuple[float, float, float]:
+    return only(phases.progress_at(np.array([seconds])))
 
 
 @pytest.mark.parametrize(
@@ -45,16 +61,17 @@ def test_transfers_integrate_changing_rates_and_waiting_costs_nothing(
     rates: list[float], bits: float, start: float, seconds: float, paused: float
 ) -> None:
     phase = changing(rates, bits, start)
-    assert phase.seconds == pytest.approx(seconds)
-    assert phase.joules == pytest.approx(WATTS * (seconds - paused))
+    assert phase.seconds == pytest.approx([seconds])
+    assert phase.joules == pytest.approx([WATTS * (seconds - paused)])
 
 
 @pytest.mark.parametrize(("rates", "bits"), [([10, 0], 10.5), ([0], 1)])
 def test_over_a_link_that_is_gone_there_is_no_end(rates: list[float], bits: float) -> None:
     phase = changing(rates, bits)
-    assert math.isinf(phase.seconds)
-    assert phase.progress_at(5.0).done == pytest.approx(rates[0] / bits)
-    assert phase.progress_at(5.0).joules == phase.joules == (WATTS if rates[0] else 0.0)
+    assert math.isinf(phase.seconds[0])
+    _, done, joules = after(phase, 5.0)
+    assert done == pytest.approx(rates[0] / bits)
+    assert joules == phase.joules[0] == (WATTS if rates[0] else 0.0)
 
 
 @pytest.mark.parametrize(
@@ -66,17 +83,19 @@ def test_half_way_it_has_carried_what_the_link_carried(
 ) -> None:
     """Nothing, then four bits in a second, nothing again, then ten bits a second."""
     phase = changing([0, 4, 0, 10], 10)
-    assert 10 * phase.progress_at(seconds).done == pytest.approx(bits)
-    assert phase.progress_at(seconds).joules == pytest.approx(joules)
-    assert phase.progress_at(99.0) == phase.points[-1]
+    _, done, spent = after(phase, seconds)
+    assert 10 * done == pytest.approx(bits)
+    assert spent == pytest.approx(joules)
+    assert after(phase, 99.0) == (phase.seconds[0], 1.0, phase.joules[0])
 
 
 @pytest.mark.parametrize(("charge", "seconds"), [(0, 1.0), (1, 1.5), (2, 3.0), (2.2, 3.1)])
 def test_a_charge_lasts_until_more_is_drawn(charge: float, seconds: float) -> None:
     """The last moment at which no more was spent: an empty battery can wait for a link."""
     phase = changing([0, 4, 0, 10], 10)
-    assert phase.seconds_for(charge) == pytest.approx(seconds)
-    assert phase.progress_at(phase.seconds_for(charge)).joules == pytest.approx(charge)
+    (found,) = phase.seconds_for(np.array([charge], dtype=np.float64))
+    assert found == pytest.approx(seconds)
+    assert after(phase, found)[2] == pytest.approx(charge)
 
 
 RATES = st.lists(st.one_of(st.just(0.0), st.floats(0.5, 10)), max_size=6)
@@ -89,44 +108,65 @@ def test_what_crosses_in_the_time_are_the_bits(
     """At the end, and at any moment before it."""
     rates = [*some, last]
     phase = changing(rates, bits, start)
-    seconds = share * phase.seconds
+    seconds = share * float(phase.seconds[0])
     end = start + seconds
     edges = [start, *(float(e) for e in range(1, len(rates)) if start < e < end), end]
     spans = [
         (rates[min(math.floor((a + b) / 2), len(rates) - 1)], b - a) for a, b in pairwise(edges)
     ]
     carried, sending = sum(r * s for r, s in spans), sum(s for r, s in spans if r)
-    found = phase.progress_at(seconds)
-    assert found.done * bits == pytest.approx(carried, abs=1e-9)
-    assert found.joules == pytest.approx(WATTS * sending, abs=1e-9)
-    assert phase.progress_at(phase.seconds).done == 1
+    _, done, joules = after(phase, seconds)
+    assert done * bits == pytest.approx(carried, abs=1e-9)
+    assert joules == pytest.approx(WATTS * sending, abs=1e-9)
+    assert after(phase, float(phase.seconds[0]))[1] == 1
+
+
+@given(RATES, st.lists(st.floats(0, 7), min_size=1, max_size=6), st.floats(0, 20))
+def test_phases_that_are_picked_joined_and_put_stay_the_same(
+    rates: list[float], starts: list[float], elapsed: float
+) -> None:
+    """Whoever else is in the table, and whatever has left it."""
+    many = changing([*rates, 3.0], 10.0, *starts)
+    back = np.arange(len(starts))[::-1]
+    other = changing([1.0, 7.0, 2.0], 25.0, 0.0)
+    mixed = join([other, many.take(back), other]).put(np.array([0]), other)
+    mixed = mixed.take(1 + back).pruned()
+    assert len(mixed.points) == many.changes.sum()
+    for row, start in enumerate(starts):
+        alone = changing([*rates, 3.0], 10.0, start)
+        for found in (many.take([row]), mixed.take([row])):
+            assert (found.seconds, found.joules) == (alone.seconds, alone.joules)
+            assert after(found, elapsed) == after(alone, elapsed)
 
 
 def test_what_changes_for_ever_is_carried_on_at_its_average() -> None:
-    def cost(when: When) -> SteadyCost:
-        return transfer_cost(3e6, 4.0 if slot(when, 1.0) % 2 else 2.0, WATTS)
+    def cost(rows: Ints, moments: Moments) -> SteadyCost:
+        rate = np.where(np.floor(moments.now) % 2 == 1, 4.0, 2.0)
+        rate = np.where(rows == 0, rate, 0.0)
+        return transfer_cost(np.full(len(rows), 3e6), rate, np.full(len(rows), WATTS))
 
-    found = follow(NOW, cost, lambda when: slot_end(when, 1.0))
-    assert found.seconds == pytest.approx(1e6)
-    assert found.joules == pytest.approx(WATTS * 1e6)
-    standing = follow(NOW, lambda when: SteadyCost(math.inf, 0.0), lambda when: slot_end(when, 1.0))
-    assert math.isinf(standing.seconds)
-    assert standing.joules == 0
+    found = follow(at(0.0, 0.0), cost, lambda _, moments: np.floor(moments.now) + 1)
+    assert found.seconds == pytest.approx([1e6, math.inf])
+    assert found.joules == pytest.approx([WATTS * 1e6, 0.0])
 
 
-def test_the_step_stays_that_of_the_beginning() -> None:
+def test_the_round_stays_that_of_the_beginning() -> None:
     """What only a new round changes does not change under way."""
-    asked: list[When] = []
+    asked: list[tuple[list[float], list[int]]] = []
 
-    def cost(when: When) -> SteadyCost:
-        asked.append(when)
-        return SteadyCost(2.5, 5.0)
+    def cost(rows: Ints, moments: Moments) -> SteadyCost:
+        asked.append((moments.now.tolist(), moments.round_index.tolist()))
+        return SteadyCost(np.full(len(rows), 2.5), np.full(len(rows), 5.0))
 
-    assert follow(When(0.0, 7), cost, lambda when: slot_end(when, 1.0)).joules == 5.0
-    assert asked == [When(0.0, 7), When(1.0, 7), When(2.0, 7)]
+    start = Moments(np.array([0.0, 1.5]), np.array([7, 3]))
+    found = follow(start, cost, lambda _, moments: np.floor(moments.now) + 1)
+    assert found.joules.tolist() == [5.0, 5.0]
+    assert asked == [([0.0, 1.5], [7, 3]), ([1.0, 2.0], [7, 3]), ([2.0, 3.0], [7, 3])]
 
 
 def test_a_transmission_that_nobody_lives_to_see_has_no_link() -> None:
     """Otherwise sums of seconds and joules would leave the numbers, and the clock with them."""
-    assert transfer_cost(1e6, 1e-300, 1e3) == SteadyCost(math.inf, 0.0)
-    assert transfer_cost(1e6, 1e-3, 2.0) == SteadyCost(1e9, 2e9)
+    bits, rates, watts = np.full(2, 1e6), np.array([1e-300, 1e-3]), np.array([1e3, 2.0])
+    found = transfer_cost(bits, rates, watts)
+    assert found.seconds.tolist() == [math.inf, 1e9]
+    assert found.joules.tolist() == [0.0, 2e9]

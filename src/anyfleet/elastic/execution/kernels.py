@@ -1,11 +1,9 @@
 """Triton kernels for stacks on a CUDA device: convolutions of many devices, and dropout by key.
 
-Only imported where Triton is: `stacked_kernels` says whether it can be. Tensors are contiguous,
+Only imported where Triton is: `has_kernels` says whether it can be. Tensors are contiguous,
 with channels last: samples [devices, batch, height, width, channels], weights [devices, taps,
 inputs, outputs], where a tap is one place of the filter.
 """
-
-from typing import Any
 
 import torch
 import triton
@@ -17,17 +15,17 @@ _ONE = 16  # the least size of a product of tiles
 
 @triton.jit
 def _convolution_kernel(
-    x: Any,
-    weight: Any,
-    bias: Any,
-    out: Any,
-    batch: Any,
-    height: Any,
-    width: Any,
-    down: Any,
-    right: Any,
-    padding: Any,
-    stride: Any,
+    x: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    batch: tl.tensor,
+    height: tl.tensor,
+    width: tl.tensor,
+    down: tl.tensor,
+    right: tl.tensor,
+    padding: tl.tensor,
+    stride: tl.tensor,
     inputs: tl.constexpr,
     outputs: tl.constexpr,
     columns: tl.constexpr,
@@ -50,7 +48,8 @@ def _convolution_kernel(
     summed = tl.zeros((tile, tile_out), dtype=tl.float32)
     if inputs % tile_in == 0:
         for tap in range(taps):
-            own_row, own_column = row + tap // columns, column + tap % columns
+            own_row = row + tap // columns
+            own_column = column + tap % columns
             inside = (place < total) & (own_row >= 0) & (own_row < height)
             inside = inside & (own_column >= 0) & (own_column < width)
             base = ((sample * height + own_row) * width + own_column) * inputs
@@ -93,22 +92,23 @@ def _convolution_kernel(
 
 @triton.jit
 def _weight_kernel(
-    x: Any,
-    gradient: Any,
-    out: Any,
-    devices: Any,
-    batch: Any,
-    height: Any,
-    width: Any,
-    down: Any,
-    right: Any,
-    padding: Any,
-    stride: Any,
+    x: tl.tensor,
+    gradient: tl.tensor,
+    out: tl.tensor,
+    devices: tl.tensor,
+    batch: tl.tensor,
+    height: tl.tensor,
+    width: tl.tensor,
+    down: tl.tensor,
+    right: tl.tensor,
+    padding: tl.tensor,
+    stride: tl.tensor,
     part: tl.constexpr,
     inputs: tl.constexpr,
     outputs: tl.constexpr,
     columns: tl.constexpr,
     taps: tl.constexpr,
+    by_tap: tl.constexpr,
     tile_in: tl.constexpr,
     tile_out: tl.constexpr,
     tile: tl.constexpr,
@@ -116,12 +116,23 @@ def _weight_kernel(
 ) -> None:
     device = (tl.program_id(1) % devices).to(tl.int64)
     share = tl.program_id(1) // devices
-    entry = tl.program_id(0) * tile_in + tl.arange(0, tile_in)
     channel = tl.program_id(2) * tile_out + tl.arange(0, tile_out)
     total = batch * down * right
-    tap = entry // inputs
-    tap_row, tap_column = tap // columns - padding, tap % columns - padding
-    x += device * batch * height * width * inputs + entry % inputs
+    if by_tap:
+        blocks: tl.constexpr = (inputs + tile_in - 1) // tile_in
+        tap = tl.program_id(0) // blocks
+        own = tl.program_id(0) % blocks * tile_in + tl.arange(0, tile_in)
+        entry = tap * inputs + own
+        counted = own < inputs
+    else:
+        # Few input channels: a program has some taps of all of them.
+        entry = tl.program_id(0) * tile_in + tl.arange(0, tile_in)
+        tap = (entry // inputs)[:, None]
+        own = entry % inputs
+        counted = entry < taps * inputs
+    tap_row = tap // columns - padding
+    tap_column = tap % columns - padding
+    x += device * batch * height * width * inputs
     gradient += device * total * outputs
     summed = tl.zeros((tile_in, tile_out), dtype=tl.float32)
     for first in range(0, part, tile):
@@ -131,13 +142,25 @@ def _weight_kernel(
         sample = place // (down * right)
         row = (place % (down * right)) // right * stride
         column = place % right * stride
-        own_row = tap_row[:, None] + row[None, :]
-        own_column = tap_column[:, None] + column[None, :]
-        inside = counts[None, :] & (entry < taps * inputs)[:, None]
-        inside = inside & (own_row >= 0) & (own_row < height)
-        inside = inside & (own_column >= 0) & (own_column < width)
-        base = (sample[None, :] * height + own_row) * width + own_column
-        left = tl.load(x[:, None] + base * inputs, mask=inside, other=0.0)
+        # [tile], or [tile_in, tile] where a program has several taps.
+        if by_tap:
+            own_row = row + tap_row
+            own_column = column + tap_column
+            inside = counts & (own_row >= 0) & (own_row < height)
+            inside = inside & (own_column >= 0) & (own_column < width)
+            base = ((sample * height + own_row) * width + own_column) * inputs
+            left = tl.load(
+                x + base[None, :] + own[:, None],
+                mask=inside[None, :] & counted[:, None],
+                other=0.0,
+            )
+        else:
+            own_row = row[None, :] + tap_row
+            own_column = column[None, :] + tap_column
+            inside = counts[None, :] & (own_row >= 0) & (own_row < height)
+            inside = inside & (own_column >= 0) & (own_column < width)
+            base = ((sample[None, :] * height + own_row) * width + own_column) * inputs
+            left = tl.load(x + base + own[:, None], mask=inside & counted[:, None], other=0.0)
         right_ = tl.load(
             gradient + place[:, None] * outputs + channel[None, :],
             mask=counts[:, None] & (channel < outputs)[None, :],
@@ -148,12 +171,14 @@ def _weight_kernel(
     tl.store(
         out + entry[:, None] * outputs + channel[None, :],
         summed,
-        mask=(entry < taps * inputs)[:, None] & (channel < outputs)[None, :],
+        mask=counted[:, None] & (channel < outputs)[None, :],
     )
 
 
 @triton.jit
-def _kept_kernel(key: Any, out: Any, count: Any, least: Any, tile: tl.constexpr) -> None:
+def _kept_kernel(
+    key: tl.tensor, out: tl.tensor, count: tl.tensor, least: tl.tensor, tile: tl.constexpr
+) -> None:
     device = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
     # The constants of `anyfleet.rng`, written as unsigned integers.
@@ -176,7 +201,7 @@ def convolution(
     down = (height + 2 * padding - taps // columns) // stride + 1
     right = (width + 2 * padding - columns) // stride + 1
     out = torch.empty(devices, batch, down, right, outputs, device=x.device, dtype=x.dtype)
-    tile, warps, stages = _forward_tiles(x.dtype, outputs)
+    tile, warps, stages = _tiles(x.dtype, _precision(x), inputs, outputs)
     tile_out, tile_in = min(128, _power(outputs)), _inner_tile(inputs, taps)
     grid = (triton.cdiv(batch * down * right, tile), devices, triton.cdiv(outputs, tile_out))
     _convolution_kernel[grid](
@@ -213,15 +238,15 @@ def weight_gradient(
     devices, batch, height, width, inputs = x.shape
     down, right, outputs = gradient.shape[2:]
     tile_out = min(128, _power(outputs))
-    tile_in = min(64, _power(taps * inputs))
+    by_tap = inputs >= _ONE
+    tile_in = min(64, _power(inputs if by_tap else taps * inputs))
     total = batch * down * right
-    blocks = triton.cdiv(taps * inputs, tile_in) * triton.cdiv(outputs, tile_out) * devices
+    blocks = taps * triton.cdiv(inputs, tile_in) if by_tap else triton.cdiv(taps * inputs, tile_in)
+    wide = triton.cdiv(outputs, tile_out)
     # Enough programs for all multiprocessors, by a rule: a sum has the same order in every run.
-    shares = max(1, min(8, 1024 // blocks, total // 512))
+    shares = max(1, min(8, 1024 // (blocks * wide * devices), total // 512))
     out = torch.empty(shares, devices, taps, inputs, outputs, device=x.device, dtype=torch.float32)
-    _weight_kernel[
-        (triton.cdiv(taps * inputs, tile_in), devices * shares, triton.cdiv(outputs, tile_out))
-    ](
+    _weight_kernel[(blocks, devices * shares, wide)](
         x,
         gradient,
         out,
@@ -238,6 +263,7 @@ def weight_gradient(
         outputs,
         columns,
         taps,
+        by_tap,
         tile_in,
         tile_out,
         64,
@@ -260,10 +286,14 @@ def _precision(x: Tensor) -> str:
     return "tf32" if x.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
-def _forward_tiles(dtype: torch.dtype, outputs: int) -> tuple[int, int, int]:
+def _tiles(dtype: torch.dtype, precision: str, inputs: int, outputs: int) -> tuple[int, int, int]:
     """Return places, warps and stages of a program: what was fastest on an H200."""
     if dtype == torch.bfloat16:
         return 128, 4, 3
+    if inputs < _ONE:
+        return 256, 8, 2
+    if precision == "ieee":
+        return 64, 4, 2
     return (256, 8, 2) if outputs > 32 else (128, 8, 2)
 
 

@@ -126,7 +126,7 @@ def max_pool(_run: Run, args: list[Any], _node: Node) -> Tensor:
 
 
 def convolution(_run: Run, args: list[Any], _node: Node) -> Tensor:
-    """Convolve; a stack on a CUDA device by kernels that know of devices."""
+    """Run a convolution; that of a stack on a CUDA device by kernels that know of devices."""
     x, weight, bias, stride, padding, dilation, groups = (*args, *_CONVOLUTION[len(args) :])
     further = groups != 1 or set(dilation) != {1}
     if fits(x, weight, stride, padding, further) and _stacked(weight):

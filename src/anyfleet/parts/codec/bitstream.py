@@ -30,6 +30,7 @@ from anyfleet.errors import BadMessage
 from anyfleet.parts.codec.entropy_tables import (
     MOST_SYMBOLS,
     ROUNDING_BITS,
+    Bins,
     Bytes,
     Choice,
     Model,
@@ -42,7 +43,7 @@ from anyfleet.parts.codec.entropy_tables import (
     model,
     to_gaps,
 )
-from anyfleet.parts.codec.ranking import counted, last_set, on_host, tally, worth_a_look
+from anyfleet.parts.codec.ranking import counted, last_set, on_host, tally, where_set, worth_a_look
 
 QuantisationLevels = NDArray[np.int32]
 N = TypeVar("N", int, Tensor)
@@ -65,7 +66,7 @@ _ESCAPE = 8  # bits that it takes to say so, about
 # Of tables, when levels are larger.
 _LIMITS = tuple((1 << digits) - 1 for digits in range(8, MOST_SYMBOLS.bit_length()))
 _LOW = range(1, 32 - _LIMITS[-1].bit_length())  # how many low bits there may be
-_BINS = 1 << 20  # of histograms that are counted at once
+_BINS = 1 << 23  # of histograms that are counted at once
 _MOST_LOW = 31 - (MOST_SYMBOLS.bit_length() - 1)  # low bits of a level that has 31 bits in all
 _MOST_CODE = 2 * MOST_LEVEL + 1
 
@@ -89,6 +90,11 @@ class SymbolFormat:
     bucket: int | None = None
     numbers: bool = False
     most_level: int = MOST_LEVEL
+
+    @property
+    def signs_apart(self) -> bool:
+        """A flag: there are levels, and their signs travel apart."""
+        return self.signs == "apart" and not self.numbers
 
     @property
     def most_code(self) -> int:
@@ -175,22 +181,21 @@ def _scale_counts(symbols: Symbols, layout: MessageLayout) -> list[int]:
 
 
 class Counts(NamedTuple):
-    """What decides how long each message is; tensors are [devices, columns, tensors]."""
+    """What decides how long each message is."""
 
-    symbols: Tensor  # how often each symbol of a table, in a further dimension
-    kept: Tensor  # units
-    until: Tensor  # units up to the last that is kept
+    symbols: Bins  # of tables
+    kept: Tensor  # [devices, columns, tensors]: units
+    until: Tensor  # [devices, columns, tensors]: units up to the last that is kept
     low: Tensor  # [devices]: bits of a code that are not in a table
     limit: Tensor  # [devices]: the symbol of codes beyond the tables; 0: there are none
-    signed: Tensor  # levels that are not 0
+    zeros: Tensor  # [devices, columns]: kept levels that are 0
 
 
 def packed_bits(symbols: Symbols, layout: MessageLayout, form: SymbolFormat) -> Tensor:
     """Return how many bits `pack` takes at most, [devices, columns]."""
     flat = _Flat.of(symbols, layout, form)
     ends = _divide(flat, form)
-    groups = max(1, layout.columns * len(layout.tensors))
-    at_once = max(1, _BINS // (groups * ends.size))
+    at_once = max(1, _BINS // max(1, ends.size * layout.columns * len(layout.tensors)))
     parts = [
         _counted_bits(_count(flat.rows(part), ends.rows(part)), symbols, layout, form)
         for part in (slice(n, n + at_once) for n in range(0, len(flat.codes), at_once))
@@ -206,16 +211,17 @@ def _counted_bits(
     entries = inside.sum(dim=2)
     words = chosen.bits + gap_bits(counts.kept, counts.until, pieces.units).sum(dim=2)
     words = _WORD * ((words + counts.low[:, None] * entries).div(_WORD).ceil() + _ENDING)
-    signs = 8 * (counts.signed.sum(dim=2) / 8).ceil() * (form.signs == "apart")
+    signs = 8 * ((entries - counts.zeros) / 8).ceil() * form.signs_apart
     numbers = 8 * layout.dtype.itemsize * entries * form.numbers
     scales = torch.zeros_like(entries)
     if form.bucket is not None:
         scales = _bucketed(inside, form.bucket).sum(dim=2)
     else:
         scales[:, 0] = sum(_scale_counts(symbols, layout))
-    limit = counts.limit[:, None, None, None]
-    large = counts.symbols.gather(3, limit.expand(*inside.shape, 1)).sum(dim=(2, 3))
-    strings = words, signs, numbers, 32 * scales, _LARGE * large * (limit[:, 0, 0] > 0)
+    limit = counts.limit[counts.symbols.line // layout.columns]
+    beyond = counts.symbols.often * ((counts.symbols.symbol == limit) & (limit > 0))
+    large = counts.symbols.by_column(beyond)
+    strings = words, signs, numbers, 32 * scales, _LARGE * large
     heads = _head_bits(counts, chosen, symbols, layout, form)
     return heads + sum(bits + _length_bits(bits) for bits in strings)
 
@@ -300,17 +306,23 @@ class _Flat:
         inside = None if self.inside is None else self.inside[part]
         return _Flat(self.codes[part], inside, self.kept[part], self.until[part], self.ends)
 
-    def histogram(self, codes: Tensor, size: int) -> Tensor:
-        """Return how often each of `size` codes is kept, [devices, columns, tensors, size]."""
+    def bins(self, codes: Tensor, size: int) -> Bins:
+        """Return how often each of `size` codes is kept."""
         shape = (*self.kept.shape, size)
-        first = 1 + prod(shape[1:]) * torch.arange(len(codes), device=codes.device)
-        place, begin = codes + first.to(codes.dtype)[:, None], 0
+        first = prod(shape[1:]) * torch.arange(len(codes), device=codes.device)
+        keys, begin = codes + first.to(codes.dtype)[:, None], 0
         for end, number in self.ends:
-            place[:, begin:end] += size * number
+            keys[:, begin:end] += size * number
             begin = end
-        if self.inside is not None:
-            place *= self.inside  # the first bin takes what is not kept
-        return tally(place.flatten(), 1 + prod(shape))[1:].view(shape)
+        if self.inside is None:
+            return Bins(*tally(keys.flatten(), prod(shape)), shape)
+        if on_host(keys):
+            kept = keys.flatten().index_select(0, where_set(self.inside))
+            return Bins(*tally(kept, prod(shape)), shape)
+        # One more bin takes what is not kept.
+        keys = torch.where(self.inside, keys, prod(shape))
+        place, often = tally(keys.flatten(), prod(shape) + 1)
+        return Bins(place[:-1], often[:-1], shape)
 
 
 def _entry_flags(symbols: Symbols, name: str, tensor: TensorLayout, form: SymbolFormat) -> Tensor:
@@ -331,15 +343,15 @@ def count(symbols: Symbols, layout: MessageLayout, form: SymbolFormat) -> Counts
 def _count(flat: _Flat, ends: "_Ends") -> Counts:
     codes = flat.codes
     if ends.plain:
-        found = flat.histogram(codes, ends.size)
-        signed = found.sum(dim=3) - found[..., 0]
+        found = levels = flat.bins(codes, ends.size)
     else:
         most = torch.where(ends.limit > 0, ends.limit, ends.size).to(codes.dtype)
         high = (codes >> ends.low.to(codes.dtype)[:, None]).minimum(most[:, None])
-        found = flat.histogram(high, ends.size)
+        found = flat.bins(high, ends.size)
         # The first symbol then also stands for codes that have low bits only.
-        signed = flat.histogram(codes.clamp(max=1), 2)[..., 1]
-    return Counts(found, flat.kept, flat.until, ends.low, ends.limit, signed)
+        levels = flat.bins(codes.clamp(max=1), 2)
+    zeros = levels.by_column(levels.often * (levels.symbol == 0))
+    return Counts(found, flat.kept, flat.until, ends.low, ends.limit, zeros)
 
 
 class _Ends(NamedTuple):
@@ -384,7 +396,9 @@ def _shortest_division(codes: Tensor) -> tuple[Tensor, Tensor]:
     where = worth_a_look(codes >= _LIMITS[0])
     reached = torch.bucketize(codes.flatten().index_select(0, where), ends, right=True)
     row, size = where // codes.shape[1], len(ends) + 1
-    often = tally(reached + size * row, size * len(codes)).view(len(codes), size)
+    place, counts = tally(reached + size * row, size * len(codes))
+    often = torch.zeros(size * len(codes), dtype=torch.int64, device=codes.device)
+    often = often.index_copy_(0, place, counts).view(len(codes), size)
     beyond = often[:, 1:].flip(1).cumsum(dim=1).flip(1)
     costs = low * codes.shape[1] + 8 * limit + (_LARGE + _ESCAPE) * beyond
     best = costs.argmin(dim=1)
@@ -431,8 +445,9 @@ def pack(symbols: Symbols, layout: MessageLayout, form: SymbolFormat) -> tuple[b
 
 def _chosen_tables(counts: Counts) -> tuple[list[Bytes], list[int]]:
     """Return the tables of one message, and which of them each tensor uses."""
-    chosen = choose(counts.symbols)
-    every, use = _on_host(chosen.tables[0]).astype(np.uint8), _on_host(chosen.use[0])
+    chosen, (_, _, *shape) = choose(counts.symbols), counts.symbols.shape
+    every, use = np.zeros(shape, dtype=np.uint8), _on_host(chosen.use[0])
+    every.put(_on_host(chosen.place), _on_host(chosen.table))
     # Each tensor has the bytes of its own symbols: together they are the table.
     joined = [every[use == number].max(axis=0) for number in range(use.max(initial=-1) + 1)]
     return [np.trim_zeros(table, "b") for table in joined], use.tolist()

@@ -5,7 +5,8 @@ binary digits after the first, so that rare symbols may be a million times rarer
 the same in binary floating point on all machines, so both ends of a message build one model.
 """
 
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import constriction
@@ -43,29 +44,65 @@ class Choice(NamedTuple):
     bits: Tensor  # [devices, columns]: of all symbols
     lengths: Tensor  # [devices, 1 + tensors]: symbols of the common table, then of own ones; or 0
     use: Tensor  # [devices, tensors]: the number of the table; -1: the tensor has no symbols
-    tables: Tensor  # [devices, tensors, symbols]: the table that each tensor uses
+    place: Tensor  # symbols of tensors, counted through [devices, tensors, symbols]
+    table: Tensor  # their bytes
 
 
-def choose(counts: Tensor) -> Choice:
-    """Return the tables that make messages short; `counts` is [devices, columns, tensors, symbols].
+@dataclass(frozen=True, eq=False)
+class Bins:
+    """How often symbols occur: bins of a histogram [devices, columns, tensors, symbols].
+
+    Bins that are not named hold nothing.
+    """
+
+    place: Tensor  # in the histogram
+    often: Tensor
+    shape: tuple[int, int, int, int]
+
+    @cached_property
+    def symbol(self) -> Tensor:
+        """The symbol of every bin."""
+        return self.place % self.shape[3]
+
+    @cached_property
+    def line(self) -> Tensor:
+        """The column of its device that has the bin, counted through all devices."""
+        return self.place // (self.shape[2] * self.shape[3])
+
+    def by_column(self, values: Tensor) -> Tensor:
+        """Return the sums of values of bins, [devices, columns]."""
+        devices, columns, *_ = self.shape
+        return group_sums(values.double(), self.line, devices * columns).view(devices, columns)
+
+
+def choose(bins: Bins) -> Choice:
+    """Return the tables that make messages short.
 
     There is one for all tensors, and one more for each tensor that saves more than its table costs.
     """
-    devices, columns, tensors, _ = counts.shape
-    often = counts.sum(dim=1)
-    bins = _Bins.of(often.flatten(0, 1))
-    row = bins.group // max(1, tensors)
-    own, shared = _fitting(bins), _common(often, bins, row)
+    devices, _, tensors, symbols = bins.shape
+    counted, at = _by_tensor(bins)
+    own, row = _fitting(counted), counted.group // max(1, tensors)
+
+    def common(often: Tensor) -> _Tables:
+        """Return one table for all tensors of each device, at the bins of every tensor."""
+        every, at = _merged(often, row * symbols + counted.symbol, (devices, symbols))
+        table, bits, lengths = _fitting(every)
+        return _Tables(table.index_select(0, at), bits.index_select(0, at), lengths)
+
+    shared = common(counted.often)
     there = own.lengths.view(devices, tensors) > 0
     price = (_TABLE_BITS + 8 * own.lengths).view(devices, tensors)
-    costs = [bins.summed(bins.often * each.bits) for each in (shared, own)]
+    costs = [counted.summed(counted.often * each.bits) for each in (shared, own)]
     apart = there & (costs[0] > costs[1] + price.flatten()).view(devices, tensors)
     table, bits, lengths = shared
     if not on_host(apart) or bool(apart.any()):
-        rest = _common(often * ~apart[:, :, None], bins, row)
-        alone = apart.flatten()[bins.group]
+        alone = apart.flatten()[counted.group]
+        rest = common(counted.often * ~alone)
         mixed = torch.where(alone, own.bits, rest.bits)
-        together, divided = (group_sums(bins.often * each, row, devices) for each in (bits, mixed))
+        together, divided = (
+            group_sums(counted.often * each, row, devices) for each in (bits, mixed)
+        )
         divided = divided + 8 * rest.lengths + (price * apart).sum(dim=1)
         shorter = divided < together + 8 * lengths
         apart &= shorter[:, None]
@@ -73,50 +110,63 @@ def choose(counts: Tensor) -> Choice:
         bits = torch.where(divide, mixed, bits)
         table = torch.where(divide, torch.where(alone, own.table, rest.table), table)
         lengths = torch.where(shorter, rest.lengths, lengths)
-    common = (there & ~apart).any(dim=1, keepdim=True)
-    numbers = apart.cumsum(dim=1) - 1 + common
-    parts = (
-        counts.transpose(0, 1).reshape(columns, often.numel()).index_select(1, bins.place) * bits
-    )
-    column = devices * torch.arange(columns, device=row.device)[:, None]
-    sums = group_sums(parts.flatten(), (column + row).flatten(), devices * columns)
+    some = (there & ~apart).any(dim=1, keepdim=True)
     return Choice(
-        bits=sums.view(columns, devices).T,
-        lengths=torch.cat([lengths[:, None] * common, own.lengths.view_as(apart) * apart], dim=1),
-        use=torch.where(apart, numbers, there.long() - 1),
-        tables=_spread(table, bins.place, often.numel()).view(often.shape),
+        bits=bins.by_column(bins.often * (bits if at is None else bits.index_select(0, at))),
+        lengths=torch.cat([lengths[:, None] * some, own.lengths.view_as(apart) * apart], dim=1),
+        use=torch.where(apart, apart.cumsum(dim=1) - 1 + some, there.long() - 1),
+        place=counted.place,
+        table=table,
     )
 
 
-class _Bins(NamedTuple):
-    """The bins of a histogram [groups, symbols] that may hold something, one after the other."""
+class _Groups(NamedTuple):
+    """Bins of a histogram [groups, symbols], one group after the other."""
 
-    often: Tensor  # 64-bit floats
     place: Tensor
+    often: Tensor  # 64-bit floats
     group: Tensor
-    shape: torch.Size
-
-    @classmethod
-    def of(cls, counts: Tensor) -> "_Bins":
-        """Return the bins of a histogram."""
-        place = worth_a_look(counts)
-        often = counts.flatten().index_select(0, place).double()
-        return cls(often, place, place // max(1, counts.shape[1]), counts.shape)
-
-    @property
-    def symbol(self) -> Tensor:
-        """The symbol of every bin."""
-        return self.place - self.group * self.shape[1]
+    symbol: Tensor
+    groups: int
 
     def summed(self, values: Tensor) -> Tensor:
         """Return the sum of values over every group."""
-        return group_sums(values, self.group, self.shape[0])
+        return group_sums(values, self.group, self.groups)
 
     def largest(self, values: Tensor) -> Tensor:
         """Return the largest value of every group; values are 0 or more, and 0 stands for none."""
         if not on_host(values):
-            return values.view(self.shape).amax(dim=1)
-        return values.new_zeros(self.shape[0]).scatter_reduce_(0, self.group, values, "amax")
+            return values.view(self.groups, len(values) // max(1, self.groups)).amax(dim=1)
+        return values.new_zeros(self.groups).scatter_reduce_(0, self.group, values, "amax")
+
+
+def _by_tensor(bins: Bins) -> tuple[_Groups, Tensor | None]:
+    """Return the bins of tensors, all columns together, and which is that of each bin.
+
+    None: each bin is one.
+    """
+    devices, columns, tensors, symbols = bins.shape
+    if columns == 1:
+        group = bins.place // symbols
+        often = bins.often.double()
+        return _Groups(bins.place, often, group, bins.symbol, devices * tensors), None
+    # Without the columns before it, a bin lies where it does in a message of one column.
+    row, size = bins.line // columns, tensors * symbols
+    return _merged(bins.often, bins.place - (bins.line - row) * size, (devices * tensors, symbols))
+
+
+def _merged(often: Tensor, key: Tensor, shape: tuple[int, int]) -> tuple[_Groups, Tensor]:
+    """Return the bins of a histogram that keys name, and which of them is that of each key."""
+    groups, symbols = shape
+    size = groups * symbols
+    sums = torch.zeros(size, dtype=torch.float64, device=key.device)
+    sums.index_add_(0, key, often.double())
+    named = torch.zeros(size, dtype=torch.bool, device=key.device).index_fill_(0, key, 1)
+    place = worth_a_look(named)
+    at = place.new_zeros(size).index_copy_(0, place, torch.arange(len(place), device=key.device))
+    group = place // symbols
+    found = _Groups(place, sums.index_select(0, place), group, place - group * symbols, groups)
+    return found, at.index_select(0, key)
 
 
 class _Tables(NamedTuple):
@@ -127,7 +177,7 @@ class _Tables(NamedTuple):
     lengths: Tensor  # of all groups
 
 
-def _fitting(bins: _Bins) -> _Tables:
+def _fitting(bins: _Groups) -> _Tables:
     """Return the table of every group that fits how often its symbols occur."""
     known = _constants(bins.often.device)
     size = bins.often * (known.weights[_FULL] / bins.largest(bins.often).clamp(min=1))[bins.group]
@@ -139,22 +189,6 @@ def _fitting(bins: _Bins) -> _Tables:
     total = bins.summed(known.weights.index_select(0, table)).clamp(min=1).log2()
     bits = total[bins.group] - known.logarithms.index_select(0, table) + ROUNDING_BITS
     return _Tables(table, bits, bins.largest((bins.symbol + 1) * (table > 0)))
-
-
-def _common(often: Tensor, bins: _Bins, row: Tensor) -> _Tables:
-    """Return one table for all tensors of each device, at the bins of every tensor."""
-    every = _Bins.of(often.sum(dim=1))
-    table, bits, lengths = _fitting(every)
-    place = row * every.shape[1] + bins.symbol
-    table, bits = (
-        _spread(each, every.place, every.shape.numel()).index_select(0, place)
-        for each in (table, bits)
-    )
-    return _Tables(table, bits, lengths)
-
-
-def _spread(values: Tensor, place: Tensor, size: int) -> Tensor:
-    return values.new_zeros(size).index_copy_(0, place, values)
 
 
 class _Constants(NamedTuple):

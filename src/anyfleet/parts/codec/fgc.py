@@ -8,7 +8,7 @@ the paper's message leaves them out.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from anyfleet.parts.codec.bitstream import SymbolFormat
 from anyfleet.parts.codec.kernels import Kernels
 from anyfleet.parts.codec.lookup import Table, count_of, looked_up, measured
 from anyfleet.parts.codec.quantiser import Quantiser, target_fraction
+from anyfleet.parts.codec.ranking import where_set
 
 MOST_LEVELS = 1 << 16
 _AIM, _FULL = 0.985, 0.95  # of a budget: what is tried, and what is not worth another try
@@ -93,11 +94,11 @@ class Fgc(Quantiser):
     ) -> tuple[Symbols, Tensor]:
         """Return symbols, and their bits [devices, columns]."""
         kernels = Kernels(rows, layout)
-        target = target_fraction(sent_fraction, self.sent_fraction).double().cpu()
-        share, levels = looked_up(self.table or _generic(), target.numpy())
-        count = torch.from_numpy(count_of(share, kernels.norms.shape[1]))
+        target = target_fraction(sent_fraction, self.sent_fraction).double()
+        share, levels = looked_up(self.table or _generic(), target)
+        count = count_of(share, kernels.norms.shape[1])
         budget = target.clamp(0, 1) * NUMBER_BITS * layout.entries
-        return self._fitted(kernels, count, torch.from_numpy(levels), budget)
+        return self._fitted(kernels, count, levels, budget)
 
     def dequantise(self, symbols: Symbols, layout: MessageLayout) -> Params:
         ends = next(iter(symbols.scales.values()), torch.zeros(1, 3))
@@ -123,39 +124,81 @@ class Fgc(Quantiser):
     def _fitted(
         self, kernels: Kernels, count: Tensor, levels: Tensor, budget: Tensor
     ) -> tuple[Symbols, Tensor]:
-        """Return symbols and bits, with fewer kernels where a message exceeds its bit budget."""
-        full, fits, over = count, torch.zeros_like(count), count + 1
-        before: tuple[Tensor, Tensor] | None = None
-        number = 0
+        """Return symbols and bits, with fewer kernels where a message exceeds its bit budget.
+
+        Devices leave the search when their message is found; who is left is read once a try.
+        """
+        search, part = _Search.of(count, levels, budget), kernels
+        symbols = kernels.quantised(count, levels)
+        bits = some = self.bits(symbols, kernels.layout)
+        tries = 1
         while True:
-            symbols = kernels.quantised(count, levels)
-            bits = self.bits(symbols, kernels.layout)
-            size = bits.sum(dim=1).cpu()
-            good = (size <= budget) | (count == 0)
-            fits, over = torch.where(good, count, fits), torch.where(good, over, count)
-            near = (over > full) | (over - count == 1) | (size >= _FULL * budget)
-            done = good & (near | (number >= _TRIES))
-            if done.all():
-                return symbols, bits
-            guess = (fits + over) // 2
-            if number < _TRIES:
-                # A power law finds the count sooner than halving.
-                guess = _shrunk((count, size), before, _AIM * budget).clamp(min=fits, max=over - 1)
-            before, count = (count, size), torch.where(done, count, guess)
-            number += 1
+            search, done = search.after(some.sum(dim=1), tries)
+            count = count.index_copy(0, search.row, search.kernels)
+            rest = where_set(~done)
+            if not len(rest):
+                break
+            if len(rest) < len(done):
+                search, part = search.take(rest), part.take(rest)
+            symbols = part.quantised(search.kernels, search.levels)
+            some = self.bits(symbols, part.layout)
+            bits = bits.index_copy(0, search.row, some)
+            tries += 1
+        whole = len(done) == len(bits)
+        return symbols if whole else kernels.quantised(count, levels), bits
 
 
-def _shrunk(
-    now: tuple[Tensor, Tensor], before: tuple[Tensor, Tensor] | None, aim: Tensor
-) -> Tensor:
-    """Return how many kernels take `aim` bits, if bits grow with a power of their number."""
-    count, size = now[0].clamp(min=1).double(), now[1]
-    power = torch.full_like(aim, _POWER)
-    if before is not None:
-        run = (count / before[0].clamp(min=1)).log()
-        rise = (size / before[1]).log()
-        power = torch.where(run == 0, power, rise / run).nan_to_num(_POWER).clamp(*_POWERS)
-    return (count * (aim / size) ** (1 / power)).long()
+class _Search(NamedTuple):
+    """The search for how many kernels fit, of devices that are left in it; all are [devices]."""
+
+    row: Tensor  # of the stack
+    kernels: Tensor  # how many are tried
+    levels: Tensor
+    budget: Tensor
+    full: Tensor  # kernels that were asked for
+    fits: Tensor  # the most kernels that are known to fit
+    over: Tensor  # the fewest that are known not to
+    last_kernels: Tensor
+    last_size: Tensor  # NaN: there was no try before
+
+    @classmethod
+    def of(cls, count: Tensor, levels: Tensor, budget: Tensor) -> "_Search":
+        """Return the beginning of a search."""
+        row = torch.arange(len(count), device=count.device)
+        fits, none = torch.zeros_like(count), torch.full_like(budget, torch.nan)
+        return cls(row, count, levels, budget, count, fits, count + 1, count, none)
+
+    def take(self, devices: Tensor) -> "_Search":
+        """Return that of some devices."""
+        return _Search(*(each.index_select(0, devices) for each in self))
+
+    def after(self, size: Tensor, tries: int) -> tuple["_Search", Tensor]:
+        """Return what is tried next after messages of this size, and who is done."""
+        good = (size <= self.budget) | (self.kernels == 0)
+        fits = torch.where(good, self.kernels, self.fits)
+        over = torch.where(good, self.over, self.kernels)
+        near = (over > self.full) | (over - self.kernels == 1) | (size >= _FULL * self.budget)
+        done = good & (near | (tries > _TRIES))
+        guess = (fits + over) // 2
+        if tries <= _TRIES:
+            # A power law finds the count sooner than halving.
+            guess = self._shrunk(size).clamp(min=fits, max=over - 1)
+        found = self._replace(
+            kernels=torch.where(done, self.kernels, guess),
+            fits=fits,
+            over=over,
+            last_kernels=self.kernels,
+            last_size=size,
+        )
+        return found, done
+
+    def _shrunk(self, size: Tensor) -> Tensor:
+        """Return how many kernels take `_AIM` of the budget, if bits grow with a power of them."""
+        count = self.kernels.clamp(min=1).double()
+        run = (count / self.last_kernels.clamp(min=1)).log()
+        rise = (size / self.last_size).log()
+        power = torch.where(run == 0, _POWER, rise / run).nan_to_num(_POWER).clamp(*_POWERS)
+        return (count * (_AIM * self.budget / size) ** (1 / power)).long()
 
 
 def _measured(codec: Fgc, kernels: Kernels) -> Table:

@@ -6,7 +6,7 @@ many quantisation levels it has and how it is rounded does not depend on the oth
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.core.layout import MessageLayout, Symbols
 from anyfleet.core.messages import Params
-from anyfleet.parts.codec.ranking import largest, where_set
+from anyfleet.parts.codec.ranking import in_order, largest, on_host, worth_a_look
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +44,21 @@ class Kernels:
         found = [_norms(units) for units in self.units.values()]
         return torch.cat(found, dim=1) if found else torch.zeros(1, 0)
 
+    @cached_property
+    def ascending(self) -> Tensor:
+        """The norms of all kernels in ascending order."""
+        return in_order(self.norms)
+
+    def take(self, devices: Tensor) -> "Kernels":
+        """Return those of some devices."""
+        rows = {name: each.index_select(0, devices) for name, each in self.rows.items()}
+        key = self.layout.key.expand(self.devices).index_select(0, devices)
+        found = Kernels(rows, replace(self.layout, key=key))
+        # What is known of them need not be found again.
+        for known in ("norms", "ascending"):
+            found.__dict__[known] = getattr(self, known).index_select(0, devices)
+        return found
+
     def split(self, flags: Tensor) -> dict[str, Tensor]:
         """Return what is said of all kernels, by tensor."""
         sizes = [units.shape[1] for units in self.units.values()]
@@ -55,8 +70,8 @@ class Kernels:
         Scales are the smallest and the largest magnitude and the steps, with the first tensor.
         """
         # A row of zeros has nothing to send.
-        some = self.norms.amax(dim=1) != 0 if self.norms.shape[1] else torch.zeros_like(count) > 0
-        kept = self.split(largest(self.norms, torch.where(some.cpu(), count, 0)))
+        some = self.norms.any(dim=1)
+        kept = self.split(largest(self.norms, count * some, self.ascending))
         chosen = {name: _Chosen.of(units, kept[name]) for name, units in self.units.items()}
         ends = torch.stack([*self._ends(chosen), levels.to(self.norms)], dim=1)
         first, found = 0, {}
@@ -73,7 +88,7 @@ class Kernels:
         high = torch.zeros_like(low)
         for each in chosen.values():
             if each.values.numel():
-                sizes = each.values.abs().float()
+                sizes = each.only_kept(each.values.abs().float())
                 high = _reduced(high, each.row, sizes.amax(dim=1), "amax")
                 least = torch.where(sizes == 0, torch.inf, sizes).amin(dim=1)
                 low = _reduced(low, each.row, least, "amin")
@@ -92,23 +107,34 @@ class Kernels:
         draws = rng.uniforms_at(key.repeat_interleave(size), at.flatten(), values.dtype)
         drawn = below + (draws.to(values.device).view(values.shape) < place - below)
         signed = torch.where(values < 0, -1 - drawn, 1 + drawn) * (values != 0)
+        signed = chosen.only_kept(signed)
         found = torch.zeros(len(units) * count, size, dtype=torch.int32, device=values.device)
         return found.index_copy_(0, chosen.where, signed.int()).view(units.flatten(1).shape)
 
 
 class _Chosen(NamedTuple):
-    """The kept kernels of a tensor, those of all devices one after the other."""
+    """The kept kernels of a tensor, those of all devices one after the other.
+
+    Off the host these are all kernels, and `kept` says which of them count: nobody waits for how
+    many they are.
+    """
 
     where: Tensor
     row: Tensor
     values: Tensor  # [kernels, entries]
+    kept: Tensor | None
 
     @classmethod
     def of(cls, units: Tensor, kept: Tensor) -> "_Chosen":
         """Return the kernels that flags keep."""
-        where = where_set(kept)
+        where = worth_a_look(kept)
         values = units.flatten(0, 1).index_select(0, where)
-        return cls(where, where // max(1, units.shape[1]), values)
+        flags = None if on_host(kept) else kept.flatten()[:, None]
+        return cls(where, where // max(1, units.shape[1]), values, flags)
+
+    def only_kept(self, values: Tensor) -> Tensor:
+        """Return values with 0 for kernels that are not kept."""
+        return values if self.kept is None else torch.where(self.kept, values, 0)
 
 
 def _reduced(found: Tensor, row: Tensor, values: Tensor, how: Literal["amin", "amax"]) -> Tensor:

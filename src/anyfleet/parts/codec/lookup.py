@@ -8,6 +8,7 @@ messages and measured (specification §1.12.2).
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -32,20 +33,33 @@ _TRIES = 6  # pairs that are measured for one sent fraction, at most
 Table = tuple[tuple[float, float, int], ...]
 
 
-def looked_up(table: Table, fraction: Floats) -> tuple[Floats, Ints]:
+def looked_up(table: Table, fraction: Tensor) -> tuple[Tensor, Tensor]:
     """Return shares and levels for sent fractions; below the table, shares shrink with them."""
-    known, shares, levels = (np.array(field) for field in zip(*table, strict=True))
-    fraction = np.clip(np.nan_to_num(fraction), 0.0, known[-1])
-    lower = np.clip(np.searchsorted(known, fraction, side="right") - 1, 0, None)
-    inside = np.log(np.maximum(fraction, known[0]))
-    between = np.exp(np.interp(inside, np.log(known), np.log(shares)))
-    return between * np.minimum(1.0, fraction / known[0]), levels[lower]
+    known, logs, shares, levels = _points(table, fraction.device)
+    last = len(table) - 1
+    fraction = fraction.nan_to_num().clamp(0.0, table[-1][0])
+    lower = (torch.searchsorted(known, fraction, right=True) - 1).clamp(min=0)
+    upper = (lower + 1).clamp(max=last)
+    slope = (shares[upper] - shares[lower]) / (logs[upper] - logs[lower])
+    inside = fraction.clamp(min=table[0][0]).log() - logs[lower]
+    between = torch.where(lower == last, shares[lower], slope * inside + shares[lower]).exp()
+    return between * (fraction / table[0][0]).clamp(max=1.0), levels[lower]
 
 
-def count_of(share: Floats, kernels: int) -> Ints:
+@lru_cache(maxsize=64)
+def _points(table: Table, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the sent fractions of a table, their logarithms, those of shares, and levels."""
+    known, shares = (torch.tensor([row[at] for row in table], dtype=torch.float64) for at in (0, 1))
+    levels = torch.tensor([row[2] for row in table])
+    known, logs, shares, levels = (
+        each.to(device) for each in (known, known.log(), shares.log(), levels)
+    )
+    return known, logs, shares, levels
+
+
+def count_of(share: Tensor, kernels: int) -> Tensor:
     """Return how many kernels a share of them is: rounded up, at least one."""
-    found: Ints = np.clip(np.ceil(share * kernels - 1e-9), 1, max(1, kernels)).astype(np.int64)
-    return found
+    return (share * kernels - 1e-9).ceil().clamp(1, max(1, kernels)).long()
 
 
 def measured(kernels: Kernels, bits: Callable[[Symbols], float]) -> Table:
@@ -79,8 +93,8 @@ def measured(kernels: Kernels, bits: Callable[[Symbols], float]) -> Table:
 
 
 def _message(kernels: Kernels, share: float, levels: int) -> Symbols:
-    count = count_of(np.array([share]), kernels.norms.shape[1])
-    return kernels.quantised(torch.from_numpy(count), torch.tensor([levels]))
+    count = count_of(torch.tensor([share], dtype=torch.float64), kernels.norms.shape[1])
+    return kernels.quantised(count, torch.tensor([levels]))
 
 
 class Estimate(NamedTuple):
@@ -117,7 +131,7 @@ class _Counted:
 
 def _counted(kernels: Kernels) -> _Counted:
     """Return the counts of all shares: what each has more than the one before, added up."""
-    taken = torch.from_numpy(count_of(_SHARES, kernels.norms.shape[1]))
+    taken = count_of(torch.from_numpy(_SHARES), kernels.norms.shape[1])
     band = _bands(kernels.norms[0], taken)
     sizes = torch.cat([units[0].flatten().abs() for units in kernels.units.values()]).float()
     owner = kernels.split(band[None])

@@ -59,16 +59,16 @@ class Batteries:
         self._since[devices] = math.inf
         self._ready[devices] = False
 
-    def finish_work(self, device: int, joules: float, now: float) -> None:
-        """Record that a device has finished after it spent `joules`."""
+    def finish_work(self, devices: Ints, joules: Floats, now: Floats | float) -> None:
+        """Record that devices have finished, each at its own second, after it spent `joules`."""
         if self._mains:
             return
-        full = float(self._world.values("battery", np.array([device]), _START)[0])
-        missing = float(self._missing[device]) + joules
+        full = self._world.values("battery", devices, _START)
+        missing = self._missing[devices] + joules
         # Sums of joules round: a rest in an empty battery must not start another order.
         empty = missing >= full * (1 - 1e-12)
-        self._missing[device], self._since[device] = full if empty else missing, now
-        self._ready[device] = False
+        self._missing[devices], self._since[devices] = np.where(empty, full, missing), now
+        self._ready[devices] = False
 
     def save(self) -> tuple[Floats, Floats]:
         """Return the state for a checkpoint."""

@@ -75,6 +75,11 @@ class CapturedTraining:
         self._graphs: dict[Hashable, _Graph] = {}
         self._refused: dict[Hashable, str] = {}
 
+    @property
+    def captured(self) -> int:
+        """The number of graphs that are kept."""
+        return len(self._graphs)
+
     def __call__(
         self,
         trainer: Train,
@@ -277,7 +282,12 @@ def traced_step(
         results.append(shape)
         return found
 
-    traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
+    # One tensor given twice would be traced as if it always were.
+    apart = [
+        leaf.clone() if any(leaf is other for other in leaves[:place]) else leaf
+        for place, leaf in enumerate(leaves)
+    ]
+    traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*apart)
     return traced, results[-1]
 
 

@@ -1,49 +1,67 @@
-"""Failures: why an order brings no reply, and when. They are normal events, not exceptions."""
+"""Failures: why orders bring no reply, and when. They are normal events, not exceptions."""
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from anyfleet.runtime.simulated.phases import MOST_CHANGES, Phase
+from anyfleet.arrays import Flags, Floats, Ints
+from anyfleet.runtime.simulated.phases import MOST_CHANGES, Phases
 from anyfleet.world import World
-from anyfleet.world.quantities import When
+from anyfleet.world.quantities import Moments
+
+# In the order of the alphabet: of failures at the same time, the first here counts.
+REASONS: tuple[str, ...] = (
+    "battery empty",
+    "died",
+    "no link",
+    "nothing came through",
+    "out of memory",
+    "refused",
+    "went offline",
+)
 
 
-class PossibleFailure(NamedTuple):
-    """A failure that ends an order unless an earlier one does: seconds from its start, and why."""
-
-    after: float
-    reason: str
-
-
-def earliest(failures: Iterable[PossibleFailure]) -> PossibleFailure | None:
-    """Return the earliest failure, or None."""
-    return min(failures, default=None)
+def earliest(failures: Mapping[str, Floats]) -> tuple[Floats, Ints]:
+    """Return when each order first fails, and the place of its reason among `REASONS`; or -1."""
+    reasons = sorted(failures)
+    times = np.stack([failures[reason] for reason in reasons])
+    which = times.argmin(axis=0)
+    after = times[which, np.arange(times.shape[1])]
+    places = np.array([REASONS.index(reason) for reason in reasons])
+    return after, np.where(np.isfinite(after), places[which], -1)
 
 
-def battery_failures(phases: Iterable[Phase], joules: float) -> Iterator[PossibleFailure]:
-    """Yield the failure of a battery with `joules` left that does not last for these phases.
+def when(happens: Flags, after: Floats | float) -> Floats:
+    """Return the seconds after which orders fail: those to which it happens."""
+    return np.where(happens, after, np.inf)
+
+
+def battery_empty(phases: Sequence[Phases], joules: Floats) -> Floats:
+    """Return after how many seconds of these phases batteries are empty; infinite if they last.
 
     A device with an empty battery still performs a phase that costs nothing.
     """
-    passed = 0.0
+    found, passed = np.full(len(joules), np.inf), np.zeros(len(joules))
     for phase in phases:
-        if phase.joules > joules:
-            yield PossibleFailure(passed + phase.seconds_for(joules), "battery empty")
-            return
+        rows = np.flatnonzero(np.isinf(found) & (phase.joules > joules))
+        if len(rows):
+            found[rows] = passed[rows] + phase.take(rows).seconds_for(joules[rows])
         passed, joules = passed + phase.seconds, joules - phase.joules
+    return found
 
 
-def offline_failures(
-    world: World, device: int, when: When, seconds: float
-) -> Iterator[PossibleFailure]:
-    """Yield the failure of a device that goes offline within `seconds`, or is offline already."""
-    only, moment = np.array([device]), when
+def offline(world: World, devices: Ints, start: Moments, seconds: Floats) -> Floats:
+    """Return after how many of these seconds devices are offline; infinite if they stay."""
+    found, going, moments = np.full(len(devices), np.inf), np.arange(len(devices)), start
     for _ in range(MOST_CHANGES):
-        if not world.online(only, moment)[0]:
-            yield PossibleFailure(moment.now - when.now, "went offline")
-            return
-        moment = When(float(world.online_until(only, moment)[0]), when.round_index)
-        if not moment.now < when.now + seconds:
-            return
+        there = world.online(devices[going], moments)
+        gone = going[~there]
+        found[gone] = moments.now[~there] - start.now[gone]
+        going, moments = going[there], moments.take(there)
+        end = world.online_until(devices[going], moments)
+        before = end < start.now[going] + seconds[going]
+        going = going[before]
+        if not len(going):
+            break
+        moments = Moments(end[before], start.round_index[going])
+    return found

@@ -1,19 +1,17 @@
-"""The phases of an order (download, compute, upload), followed as bit rates and loads change."""
+"""The phases of orders (download, compute, upload), followed as bit rates and loads change.
 
-import math
-from bisect import bisect_right
+All orders of a cohort are followed together, each from a moment of its own.
+"""
+
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from anyfleet.core.messages import Conditions
-from anyfleet.core.orders import Cohort
-from anyfleet.core.time_and_energy import Effort, transfer_joules, transfer_seconds
-from anyfleet.world import World
-from anyfleet.world.links import Way
-from anyfleet.world.quantities import When
-from anyfleet.world.world import Active
+import numpy as np
+
+from anyfleet.arrays import Arrays, Floats, Ints, listed
+from anyfleet.core.time_and_energy import transfer_joules, transfer_seconds
+from anyfleet.world.quantities import Moments
 
 # A link or a device that changes all the time must not keep the simulation busy for ever.
 MOST_CHANGES = 10_000
@@ -22,142 +20,138 @@ ROUNDING = 1e-12
 
 
 class SteadyCost(NamedTuple):
-    """What a whole phase would take if nothing changed; infinite seconds: it stands still."""
+    """What whole phases would take if nothing changed; infinite seconds: they stand still."""
 
-    seconds: float
-    joules: float
+    seconds: Floats
+    joules: Floats
 
 
 class Progress(NamedTuple):
-    """How far a phase is at one point in time."""
+    """How far phases are."""
 
-    seconds: float  # since the phase began
-    done: float  # share of the work, 0 to 1
-    joules: float  # spent so far
-
-
-_START = Progress(0.0, 0.0, 0.0)
-
-
-@dataclass(frozen=True)
-class Phase:
-    """One phase of an order from beginning to end, linear between its points."""
-
-    points: tuple[Progress, ...]
-
-    @property
-    def seconds(self) -> float:
-        """The length of the phase; infinite if it never ends."""
-        return self.points[-1].seconds
-
-    @property
-    def joules(self) -> float:
-        """The energy of the whole phase."""
-        return self.points[-1].joules
-
-    def progress_at(self, seconds: float) -> Progress:
-        """Return how far the phase is after `seconds`."""
-        if seconds >= self.seconds:
-            return self.points[-1]
-        after = bisect_right(self.points, max(0.0, seconds), key=attrgetter("seconds"))
-        one, two = self.points[after - 1], self.points[after]
-        passed = (max(0.0, seconds) - one.seconds) / (two.seconds - one.seconds)
-        done, joules = (a + passed * (b - a) for a, b in zip(one[1:], two[1:], strict=True))
-        return Progress(seconds, done, joules)
-
-    def seconds_for(self, joules: float) -> float:
-        """Return after how many seconds `joules` are spent; they must not suffice for all of it."""
-        after = bisect_right(self.points, joules, key=attrgetter("joules"))
-        one, two = self.points[after - 1], self.points[after]
-        passed = (joules - one.joules) / (two.joules - one.joules)
-        return one.seconds + passed * (two.seconds - one.seconds)
-
-
-def follow(when: When, cost: Callable[[When], SteadyCost], until: Callable[[When], float]) -> Phase:
-    """Return the phase that begins now; `cost` applies at each time, and changes at `until`."""
-    points, moment = [_START], when
-    for _ in range(MOST_CHANGES):
-        now, end = cost(moment), until(moment)
-        seconds, done, joules = points[-1]
-        left, room = 1.0 - done, end - moment.now
-        if math.isinf(room) or left * now.seconds <= room * (1 + ROUNDING):
-            last = Progress(seconds + left * now.seconds, 1.0, joules + left * now.joules)
-            return Phase((*points, last))
-        more = room / now.seconds
-        points.append(Progress(end - when.now, done + more, joules + more * now.joules))
-        moment = When(end, when.round_index)
-    return Phase((*points, _extrapolated(points[-1])))
-
-
-def _extrapolated(sofar: Progress) -> Progress:
-    """Return the end of a phase that goes on as it did on average so far."""
-    if sofar.done <= 0:
-        return Progress(math.inf, 1.0, sofar.joules)
-    return Progress(sofar.seconds / sofar.done, 1.0, sofar.joules / sofar.done)
-
-
-def transfer_cost(bits: float, bit_rate: float, watts: float) -> SteadyCost:
-    """Return the cost of sending bits over a link; seconds are infinite without a link."""
-    seconds = transfer_seconds(bits, bit_rate)
-    return SteadyCost(float(seconds), float(transfer_joules(seconds, watts)))
+    seconds: Floats  # since each began
+    done: Floats  # share of the work, 0 to 1
+    joules: Floats  # spent so far
 
 
 @dataclass(frozen=True, eq=False)
-class OrderTiming:
-    """The world as one order meets it; computes the phases of the order."""
+class Phases(Arrays):
+    """One phase of each of many orders, from beginning to end, linear between its points.
 
-    world: World
-    order: Cohort  # a single order
-    when: When  # the order was submitted
-    conditions: Conditions  # of its device at that time
-    active: Active  # devices that use each band meanwhile
+    Points lie where the pace changes: [points, 3], in the order of `Progress`. Most phases have
+    none between their beginning and their end.
+    """
 
-    def download(self) -> Phase:
-        """Return the download phase."""
-        known = float(self.conditions.bit_rate_down[0])
-        return self._transfer(float(self.order.bits[0]), "down", self.when, known)
+    seconds: Floats  # the length of each; infinite if it never ends
+    joules: Floats  # of the whole phase
+    changes: Ints  # how many points it has
+    first: Ints  # where they begin
+    points: Floats = listed("first")  # noqa: RUF009 - a field, as `dataclasses.field` makes it
 
-    def upload(self, bits: float, when: When) -> Phase:
-        """Return the upload phase of a reply of `bits` that begins now."""
-        (still,) = self.world.bit_rates_until(self.order.device, self.when)
-        # Bit rates are computed again only if a round or time can have changed them meanwhile.
-        same = when.round_index == self.when.round_index and when.now < still
-        known = float(self.conditions.bit_rate_up[0]) if same else None
-        return self._transfer(bits, "up", when, known)
+    @classmethod
+    def steady(cls, seconds: Floats, joules: Floats) -> "Phases":
+        """Return phases whose pace does not change."""
+        nothing = np.zeros(len(seconds), dtype=np.int64)
+        return cls(seconds, joules, nothing, nothing, np.empty((0, 3)))
 
-    def compute(self, effort: Effort, after: float) -> Phase:
-        """Return the compute phase, which begins `after` seconds.
-
-        What only a new round changes stays as it was when the order was submitted.
-        """
-        device, frequency = self.order.device, self.order.hyperparameters.frequency
-        (still,) = self.world.compute_until(device, self.when)
-
-        def cost(moment: When) -> SteadyCost:
-            own = self.conditions
-            if moment.now >= still:
-                own = replace(own, **self.world.compute_conditions(self.order.device, moment))
-            (seconds,), (joules,) = effort.seconds(own, frequency), effort.joules(own, frequency)
-            return SteadyCost(float(seconds), float(joules))
-
-        # After a download that never ends, computing never begins: any finite start will do.
-        start = self.when.now + (after if math.isfinite(after) else 0.0)
-        begun = When(start, self.when.round_index)
-        return follow(
-            begun, cost, lambda moment: float(self.world.compute_until(device, moment)[0])
+    def progress_at(self, seconds: Floats) -> Progress:
+        """Return how far each phase is after so many seconds of its own."""
+        passed = np.maximum(0.0, seconds)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            done, joules = self._between(0, passed, (1, 2))
+        over = seconds >= self.seconds
+        return Progress(
+            np.where(over, self.seconds, seconds),
+            np.where(over, 1.0, done),
+            np.where(over, self.joules, joules),
         )
 
-    def _transfer(self, bits: float, way: Way, when: When, known: float | None) -> Phase:
-        device = self.order.device
-        own = self.conditions
-        (watts,) = own.receive_power if way == "down" else own.send_power
+    def seconds_for(self, joules: Floats) -> Floats:
+        """Return when each phase has spent so many joules; they must not suffice for all of it."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            (seconds,) = self._between(2, joules, (0,))
+        return seconds
 
-        def cost(moment: When) -> SteadyCost:
-            if known is not None and moment == when:
-                return transfer_cost(bits, known, float(watts))
-            (rate,) = self.world.bit_rates(self.order.device, moment, self.active).of(way)
-            return transfer_cost(bits, float(rate), float(watts))
+    def _between(self, field: int, value: Floats, wanted: tuple[int, ...]) -> list[Floats]:
+        """Return other fields of `Progress` where one of them has a value, row by row."""
+        after = 1 + self._reached(field, value)
+        one, two = self._points(after - 1), self._points(after)
+        passed = (value - one[field]) / (two[field] - one[field])
+        return [one[each] + passed * (two[each] - one[each]) for each in wanted]
 
-        return follow(
-            when, cost, lambda moment: float(self.world.bit_rates_until(device, moment)[0])
-        )
+    def _reached(self, field: int, value: Floats) -> Ints:
+        """Return how many points of each phase lie at or before a value."""
+        if not len(self.points):
+            return np.zeros(len(self), dtype=np.int64)
+        row, place = self._places()
+        there = self.points[place, field] <= value[row]
+        return np.bincount(row[there], minlength=len(self))
+
+    def _places(self) -> tuple[Ints, Ints]:
+        """Return the phase of every point, and its place among the points."""
+        row = np.repeat(np.arange(len(self)), self.changes)
+        before = np.cumsum(self.changes) - self.changes
+        return row, np.arange(len(row)) + (self.first - before)[row]
+
+    def _points(self, number: Ints) -> tuple[Floats, Floats, Floats]:
+        """Return one point of each phase: its beginning, a change, or its end."""
+        start, end = number <= 0, number > self.changes
+        ends = self.seconds, np.ones(len(self)), self.joules
+        inner = np.zeros((len(self), 3))
+        middle = np.flatnonzero(~start & ~end)
+        inner[middle] = self.points[self.first[middle] + number[middle] - 1]
+        found = [np.where(end, last, inner[:, field]) for field, last in enumerate(ends)]
+        return cast("tuple[Floats, Floats, Floats]", tuple(found))
+
+    def pruned(self) -> "Phases":
+        """Return the same phases without the points of others."""
+        if self.changes.sum() == len(self.points):
+            return self
+        first = np.cumsum(self.changes) - self.changes
+        return replace(self, first=first, points=self.points[self._places()[1]])
+
+
+Cost = Callable[[Ints, Moments], SteadyCost]  # of these rows at their moments
+Until = Callable[[Ints, Moments], Floats]  # the second at which each of these costs changes
+
+
+def follow(start: Moments, cost: Cost, until: Until) -> Phases:
+    """Return the phases that begin at `start`; `cost` applies at each time, until it changes."""
+    count = len(start)
+    seconds, done, joules = np.zeros(count), np.zeros(count), np.zeros(count)
+    going, moments = np.arange(count), start
+    rows, points = [], []
+    for _ in range(MOST_CHANGES):
+        now, end = cost(going, moments), until(going, moments)
+        left, room = 1.0 - done[going], end - moments.now
+        with np.errstate(invalid="ignore", divide="ignore"):
+            last = np.isinf(room) | (left * now.seconds <= room * (1 + ROUNDING))
+            share = np.where(last, left, room / now.seconds)
+            whole = seconds[going] + left * now.seconds
+        # What a phase of no end has spent stays as it is: 0 joules each second.
+        seconds[going] = np.where(last, whole, end - start.now[going])
+        done[going] = np.where(last, 1.0, done[going] + share)
+        joules[going] += share * now.joules
+        going, more = going[~last], end[~last]
+        if not len(going):
+            break
+        rows.append(going)
+        points.append(np.stack([seconds[going], done[going], joules[going]], axis=1))
+        moments = Moments(more, start.round_index[going])
+    # What still goes on is carried on as it was on average so far.
+    with np.errstate(invalid="ignore", divide="ignore"):
+        some = done[going] > 0
+        seconds[going] = np.where(some, seconds[going] / done[going], np.inf)
+        joules[going] = np.where(some, joules[going] / done[going], joules[going])
+    if not rows:
+        return Phases.steady(seconds, joules)
+    row = np.concatenate(rows)
+    changes = np.bincount(row, minlength=count)
+    ordered = np.concatenate(points)[np.argsort(row, kind="stable")]
+    return Phases(seconds, joules, changes, np.cumsum(changes) - changes, ordered)
+
+
+def transfer_cost(bits: Floats, bit_rate: Floats, watts: Floats) -> SteadyCost:
+    """Return the cost of sending bits over links; seconds are infinite without a link."""
+    seconds = transfer_seconds(bits, bit_rate)
+    return SteadyCost(seconds, transfer_joules(seconds, watts))

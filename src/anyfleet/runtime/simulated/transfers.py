@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
+from anyfleet.arrays import Arrays, Floats, Ints, alike
 from anyfleet.core.delivery import unpadded
 from anyfleet.core.messages import Kind
 from anyfleet.core.orders import Cohort
@@ -21,43 +22,41 @@ _VISITS = (Kind.TRAIN, Kind.HOLD)
 _UPLOADS = (Kind.TRAIN, Kind.FETCH)  # kinds whose reply holds a model
 
 
-@dataclass(frozen=True)
-class Transfer:
-    """What crosses the link of one order: widths of the model, and shares of its columns."""
+@dataclass(frozen=True, eq=False)
+class Transfers(Arrays):
+    """What crosses the links of orders: widths of the model, and shares of its columns."""
 
-    width_down: float = 1.0
-    width_up: float = 1.0
-    delivered_down: float = 1.0
-    delivered_up: float = 1.0
+    width_down: Floats
+    width_up: Floats
+    delivered_down: Floats
+    delivered_up: Floats
 
 
-def draw_transfers(orders: Cohort, world: World, when: When, active: Active) -> list[Transfer]:
+def draw_transfers(orders: Cohort, world: World, when: When, active: Active) -> Transfers:
     """Return the transfer of each order, drawn when it is submitted."""
+    everything = np.ones(len(orders))
     if not world.lossy:
-        return [Transfer()] * len(orders)
+        return Transfers(everything, everything, everything, everything)
     misfit = unpadded(orders.job)
     if misfit:
         raise CompositionError(misfit)
     keys = event_keys(orders, world.seed, "crossing")
     column_width = world.column_width(orders.device)
-    count = np.array([columns(*pair) for pair in zip(orders.width, column_width, strict=True)])
-    everything = np.ones(len(orders)), np.ones(len(orders))
-    found = []
-    with_model: dict[Way, bool] = {
-        "down": orders.kind != Kind.FETCH,
-        "up": orders.kind in _UPLOADS,
-    }
-    for way, has_model in with_model.items():
+    count = np.empty(len(orders), dtype=np.int64)
+    for rows in alike(orders.width, column_width):
+        count[rows] = columns(float(orders.width[rows[0]]), float(column_width[rows[0]]))
+
+    def crossing(way: Way, has_model: bool) -> tuple[Floats, Floats]:
         if not has_model:
-            found.append(everything)
-            continue
-        came = world.delivered_columns(
+            return everything, everything
+        came: Ints = world.delivered_columns(
             count, orders.device, rng.fold(keys, way), when, active=active, way=way
         )
-        found.append((np.where(came == count, 1.0, came * column_width), came / count))
-    (width_down, delivered_down), (width_up, delivered_up) = found
-    arrays = (width_down, width_up, delivered_down, delivered_up)
-    return [Transfer(*(float(array[row]) for array in arrays)) for row in range(len(orders))]
+        return np.where(came == count, 1.0, came * column_width), came / count
+
+    width_down, delivered_down = crossing("down", orders.kind != Kind.FETCH)
+    width_up, delivered_up = crossing("up", orders.kind in _UPLOADS)
+    return Transfers(width_down, width_up, delivered_down, delivered_up)
 
 
 def event_keys(orders: Cohort, seed: int, purpose: str) -> Tensor:

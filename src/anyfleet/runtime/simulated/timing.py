@@ -1,0 +1,219 @@
+"""The times of orders: download and training when they are submitted, upload when they are trained.
+
+How an order ends early is known with them: the earliest failure counts.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from anyfleet.arrays import Floats, Ints
+from anyfleet.core.delivery import cut_orders
+from anyfleet.core.memories import Memories, Remembered
+from anyfleet.core.messages import Conditions
+from anyfleet.core.objectives import Task
+from anyfleet.core.orders import Cohort
+from anyfleet.core.planning import too_large
+from anyfleet.core.stacks import Replies
+from anyfleet.core.time_and_energy import Effort
+from anyfleet.runtime.simulated.charging import demand
+from anyfleet.runtime.simulated.clock import Events
+from anyfleet.runtime.simulated.failures import REASONS, battery_empty, earliest, offline, when
+from anyfleet.runtime.simulated.phases import Phases, SteadyCost, follow, transfer_cost
+from anyfleet.runtime.simulated.transfers import draw_transfers, event_keys
+from anyfleet.runtime.simulated.under_way import Submitted, UnderWay
+from anyfleet.world import World
+from anyfleet.world.links import Way
+from anyfleet.world.quantities import Moments, When
+
+
+def begin(
+    orders: Cohort,
+    now: When,
+    own: Conditions,
+    active: Ints,
+    *,
+    world: World,
+    task: Task,
+    memories: Memories,
+) -> UnderWay:
+    """Return orders that are submitted now, as rows of the table; their events have no number.
+
+    `own` are the true conditions of the devices, `active` devices use the band of each.
+    """
+    devices, count = orders.device, len(orders)
+    transfer = draw_transfers(orders, world, now, active)
+    received = cut_orders(orders, transfer.width_down, task.blueprint)
+    samples = world.declared.samples[devices]
+    need = demand(received, samples, task, world.declared.counting, memories)
+    start = Moments(np.full(count, now.now), np.full(count, now.round_index))
+    download = _transfer(
+        world, "down", devices, start, active, received.bits, own.bit_rate_down, own.receive_power
+    )
+    compute = _compute(world, received, need.effort, start, own, download.seconds)
+    after, trained = download.seconds, download.seconds + compute.seconds
+    dies = world.dies(devices, event_keys(orders, world.seed, "death"), now)
+    failures = {
+        "battery empty": battery_empty((download, compute), own.battery),
+        "died": when(dies, after + compute.seconds / 2),
+        "no link": when(np.isinf(after), 0.0),
+        "out of memory": when(need.memory > own.memory, after),
+    }
+    soonest, _ = earliest(failures)
+    failures["went offline"] = offline(world, devices, start, np.minimum(trained, soonest))
+    failed_after, reason = earliest(failures)
+    fails, reasons = reason >= 0, REASONS
+    for row in np.flatnonzero(reason == REASONS.index("out of memory")):
+        reason[row] = len(reasons)
+        reasons = (*reasons, too_large(float(need.memory[row]), float(own.memory[row])))
+    none, nowhere, no = np.zeros(count), np.full(count, -1), np.zeros(count, dtype=bool)
+    events = Events(
+        training=~fails,
+        trained=now.now + trained,
+        ends=np.where(fails, now.now + failed_after, np.inf),
+        sequence=nowhere,
+    )
+    return UnderWay(
+        id=orders.id,
+        device=devices,
+        cohort=np.zeros(count, dtype=np.int64),
+        row=np.arange(count),
+        began=start.now,
+        round_index=start.round_index,
+        battery=own.battery,
+        bit_rate_up=own.bit_rate_up,
+        bit_rate_until=world.bit_rates_until(devices, now),
+        send_power=own.send_power,
+        active=active,
+        flops=need.effort.flops,
+        bits_down=received.bits,
+        bits_up=none,
+        transfer=transfer,
+        download=download,
+        compute=compute,
+        upload=Phases.steady(none, none),
+        upload_round=nowhere,
+        uploading=no,
+        events=events,
+        failed_after=failed_after,
+        reason=reason,
+        carried_out=no,
+        replies=_no_replies(orders),
+        remembered=Remembered.of(orders),
+        did_nothing=no,
+        refusal=nowhere,
+        cohorts=(Submitted(orders, received),),
+        reasons=reasons,
+        refusals=(),
+    )
+
+
+def _no_replies(orders: Cohort) -> Replies:
+    none, nothing = np.zeros(len(orders)), np.zeros(len(orders), dtype=np.int64)
+    return Replies(
+        order=orders.id,
+        device=orders.device,
+        samples=nothing,
+        bits=none,
+        delivered_width=none,
+        stack_index=nothing - 1,
+        place=nothing,
+        stacks=(),
+    )
+
+
+def with_uploads(orders: UnderWay, round_index: int, world: World) -> UnderWay:
+    """Return orders with the uploads that begin when each is trained, in this round."""
+    start = Moments(orders.events.trained, np.full(len(orders), round_index))
+    # Bit rates are computed again only if a round or time can have changed them meanwhile.
+    same = (orders.round_index == round_index) & (start.now < orders.bit_rate_until)
+    known = np.where(same, orders.bit_rate_up, np.nan)
+    bits, device = orders.replies.bits, orders.device
+    upload = _transfer(world, "up", device, start, orders.active, bits, known, orders.send_power)
+    refused = (orders.refusal >= 0) & ~orders.did_nothing
+    left = orders.battery - (orders.download.joules + orders.compute.joules)
+    failures = {
+        "battery empty": battery_empty((upload,), left),
+        "no link": when(np.isinf(upload.seconds), 0.0),
+        "nothing came through": when(orders.transfer.width_up <= 0, 0.0),
+        # A reply that the server refuses has arrived, and is charged.
+        "refused": when(refused, upload.seconds),
+    }
+    soonest, _ = earliest(failures)
+    # A device that was online when the round began stays for its order: only time changes that.
+    there = Moments(start.now, orders.round_index)
+    end = np.minimum(upload.seconds, soonest)
+    failures["went offline"] = offline(world, device, there, end)
+    after, reason = earliest(failures)
+    # An order that its device refuses reached it, and it did nothing.
+    after = np.where(orders.did_nothing, 0.0, after)
+    ends = start.now + np.where(np.isfinite(after), after, upload.seconds)
+    # A failure counts its seconds from the start of the order; of such an order, the download.
+    download = orders.download.seconds
+    failed_after = np.where(orders.did_nothing, download, download + orders.compute.seconds + after)
+    told = orders.did_nothing | (reason == REASONS.index("refused"))
+    reason = np.where(told, len(REASONS) + orders.refusal, reason)
+    return replace(
+        orders,
+        bits_up=bits,
+        upload=upload,
+        upload_round=start.round_index,
+        events=replace(orders.events, ends=ends),
+        failed_after=failed_after,
+        reason=reason,
+        reasons=(*REASONS, *orders.refusals) if orders.refusals else REASONS,
+    )
+
+
+def _transfer(
+    world: World,
+    way: Way,
+    devices: Ints,
+    start: Moments,
+    active: Ints,
+    bits: Floats,
+    known: Floats,
+    watts: Floats,
+) -> Phases:
+    """Return transfers of bits; the `known` bit rates hold at the start, NaN is not known."""
+
+    def cost(rows: Ints, moments: Moments) -> SteadyCost:
+        rate = np.where(moments.now == start.now[rows], known[rows], np.nan)
+        unknown = np.flatnonzero(np.isnan(rate))
+        if len(unknown):
+            asked = rows[unknown]
+            rates = world.bit_rates(devices[asked], moments.take(unknown), active[asked])
+            rate[unknown] = rates.of(way)
+        return transfer_cost(bits[rows], rate, watts[rows])
+
+    return follow(start, cost, lambda rows, moments: world.bit_rates_until(devices[rows], moments))
+
+
+def _compute(
+    world: World,
+    orders: Cohort,
+    effort: Effort,
+    start: Moments,
+    own: Conditions,
+    after: Floats,
+) -> Phases:
+    """Return the compute phases, which begin `after` so many seconds.
+
+    What only a new round changes stays as it was when the orders were submitted.
+    """
+    devices, frequency = orders.device, orders.hyperparameters.frequency
+    still = world.compute_until(devices, start)
+
+    def cost(rows: Ints, moments: Moments) -> SteadyCost:
+        mine, changed = own.take(rows), np.flatnonzero(moments.now >= still[rows])
+        if len(changed):
+            found = world.compute_conditions(devices[rows[changed]], moments.take(changed))
+            columns = {name: getattr(mine, name) for name in found}
+            for name, values in found.items():
+                columns[name][changed] = values
+        part, asked = effort.take(rows), frequency[rows]
+        return SteadyCost(part.seconds(mine, asked), part.joules(mine, asked))
+
+    # After a download that never ends, computing never begins: any finite start will do.
+    begun = Moments(start.now + np.where(np.isfinite(after), after, 0.0), start.round_index)
+    return follow(begun, cost, lambda rows, moments: world.compute_until(devices[rows], moments))
