@@ -17,7 +17,7 @@ from anyfleet.core.method import Method
 from anyfleet.core.slots import Minibatch, Select, TrainingContext, TrainingState
 from anyfleet.core.view import Ids, View
 from anyfleet.parts.train import Gradient
-from anyfleet.runtime import Limits, Sequential, Stacked
+from anyfleet.runtime import Limits, Sequential, Stacked, Workers
 from anyfleet.runtime.simulated import engine_choice
 from anyfleet.runtime.simulated.engine_choice import (
     Choice,
@@ -27,6 +27,7 @@ from anyfleet.runtime.simulated.engine_choice import (
     measure,
     shape_of,
 )
+from anyfleet.runtime.simulated.engines import Engine
 from tests.helpers import small
 
 SHORT, LONG = 1, 10_000  # rounds: nothing is ever run for so many
@@ -166,10 +167,11 @@ class Branching(Gradient):
         return super().step(context, state, batch, hyperparameters, draw)
 
 
-def test_an_engine_that_fails_is_left_out() -> None:
+def test_stacks_are_left_out_if_they_fail() -> None:
     method = replace(METHOD, train=Branching(batch_size=16))
-    assert measure(prospect(method), ENOUGH).seconds.keys() == {str(Sequential())}
-    assert choose([prospect(method)], ENOUGH).engine == Sequential()
+    others = [engine for engine in candidates().values() if not isinstance(engine, Stacked)]
+    assert [*measure(prospect(method), ENOUGH).seconds] == [*map(str, others)]
+    assert choose([prospect(method)], ENOUGH).engine in others
 
 
 @dataclass(frozen=True)
@@ -195,9 +197,41 @@ def test_measuring_leaves_the_random_numbers_of_torch_alone() -> None:
 
 @pytest.mark.parametrize(
     ("orders", "affordable", "expected"),
-    [(10, 1000, (10, 100)), (10, 20, (10, 2)), (10, 19, (9, 2)), (10, 3, (3, 1)), (1, 2, (1, 2))],
+    [
+        *[(10, 1000, (10, 100)), (10, 20, (10, 2)), (10, 19, (9, 2)), (10, 9, (4, 2))],
+        *[(10, 4, (4, 1)), (10, 2, (2, 1)), (1, 3, (1, 3)), (3, 8, (3, 2))],
+    ],
 )
 def test_rather_many_orders_are_tried_than_many_steps(
-    orders: int, affordable: int, expected: tuple[int, int]
+    orders: int, affordable: int, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And as many as there are cores, so that each has something to do."""
+    monkeypatch.setattr(engine_choice, "cores", lambda: 4)
     assert engine_choice._sample(orders, affordable) == expected
+
+
+def test_candidates_use_the_cores_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_choice, "cores", lambda: 1)
+    assert [*candidates().values()] == [Sequential(), Stacked(), Stacked(chunk=8)]
+    monkeypatch.setattr(engine_choice, "cores", lambda: 4)
+    more = [Workers(), Stacked(workers=4), Stacked(chunk=8, workers=4)]
+    assert [each for each in candidates().values() if each not in more] == [
+        Sequential(),
+        Stacked(),
+        Stacked(chunk=8),
+    ]
+    assert [each for each in candidates().values() if each in more] == more
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "engine"), [(1, 1, Sequential()), (2, 1, Workers()), (2, 2, Sequential())]
+)
+def test_long_steps_are_done_side_by_side(
+    cores: int, threads: int, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_choice, "cores", lambda: cores)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    # A clock by which every step takes hours.
+    monkeypatch.setattr(engine_choice._Clock, "seconds", lambda *_: 1e4)
+    choice = choose([prospect()])
+    assert choice == Choice(engine, "not measured: a local step takes too long")

@@ -44,6 +44,7 @@ from anyfleet.runtime.simulated.engines import (
     Executor,
     Sequential,
     Stacked,
+    Workers,
     cores,
 )
 from anyfleet.runtime.simulated.simulator import Simulated
@@ -53,12 +54,13 @@ VARIABLE = "ANYFLEET_CACHE"
 SECONDS = 2.0  # that measuring takes at most
 _SHARE = 0.1  # of a run that may be spent on measuring
 _LEAST = 0.1  # seconds: in less, nothing can be measured
-_PASSES = 3  # over the same orders by each engine, at least; the first is to warm up
+_PASSES = 3  # over the same orders by each engine, at least
 _MOST_PASSES = 6  # at most, if there is time left
 _EQUAL = 1.05  # a simpler engine may take this much longer than the fastest
 # What a local step takes, roughly, to tell whether a run is worth measuring.
 _SECONDS_PER_CALL, _FLOPS = 1e-5, 1e10
 _SMALL_STACK = 8  # devices: on some machines fewer of them stay in the processor's cache
+_LONG_STEP = "a local step takes too long"
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +92,13 @@ class Measurement:
 
 def candidates() -> dict[str, Engine]:
     """Return the engines to choose from on a CPU, by what is written of them; simple ones first."""
-    engines = (Sequential(), Stacked(), Stacked(chunk=_SMALL_STACK))
-    return {str(engine): engine for engine in engines}
+    alone = (Sequential(), Stacked(), Stacked(chunk=_SMALL_STACK))
+    if cores() == 1:
+        return {str(engine): engine for engine in alone}
+    together = (Workers(), *(replace(each, workers=cores()) for each in alone[1:]))
+    return {
+        str(engine): engine for engine in (*alone[:1], *together[:1], *alone[1:], *together[1:])
+    }
 
 
 def choose(prospects: Iterable[Prospect], seconds: float = SECONDS) -> Choice:
@@ -117,7 +124,10 @@ def _fastest(measurements: Sequence[Measurement]) -> Choice:
     measured = [each.seconds for each in measurements if each.seconds]
     if not measured:
         reasons = dict.fromkeys(each.why_not for each in measurements)
-        return Choice(Sequential(), "not measured: " + "; ".join(reasons))
+        # Where a single step takes long, nothing is gained but by doing several at a time.
+        side_by_side = _LONG_STEP in reasons and cores() > 1 and torch.get_num_threads() == 1
+        engine = Workers() if side_by_side else Sequential()
+        return Choice(engine, "not measured: " + "; ".join(reasons))
     engines = candidates()
     total = {
         name: sum(each[name] for each in measured)
@@ -171,15 +181,21 @@ def _measured_now(prospect: Prospect, seconds: float) -> Measurement:
     most = min(seconds, _SHARE * _expected(prospect, orders.orders.device.tolist()))
     if most < _LEAST:
         return short
-    clock, one = _Clock(prospect), _shortened(orders, 1, 1)
+    clock, one = _Clock(prospect), _shortened(orders, [0], 1)
     clock.seconds(Sequential(), one)
     step = clock.seconds(Sequential(), one)
     engines = candidates()
-    affordable = int(most / (step * _PASSES * len(engines)))
+    if not _stackable(clock, orders):
+        engines = {name: e for name, e in engines.items() if not isinstance(e, Stacked)}
+    affordable = int(most / (step * len(engines)))  # local steps by each engine
     if affordable < 2:
-        return Measurement({}, "a local step takes too long")
-    sample = _shortened(orders, *_sample(len(orders.orders), affordable))
-    found = _fastest_passes(clock, engines, sample, time.perf_counter() + most)
+        return Measurement({}, _LONG_STEP)
+    # Steps that take long need no warming up.
+    passes = _PASSES if affordable >= 2 * _PASSES else 1
+    count, steps = _sample(len(orders.orders), affordable // passes)
+    sample = _shortened(orders, list(range(count)), steps)
+    until = time.perf_counter() + most
+    found = _fastest_passes(clock, engines, sample, passes, until)
     share = _steps(orders, prospect.task) / _steps(sample, prospect.task)
     return Measurement({name: taken * share for name, taken in found.items()})
 
@@ -236,17 +252,23 @@ def _first_orders(prospect: Prospect) -> Assignment:
     raise RuntimeError("nobody trains in the first round")
 
 
+def _stackable(clock: "_Clock", orders: Assignment) -> bool:
+    """Return whether devices can be stacked: the trainer of a user may not be made for that."""
+    try:
+        clock.seconds(Stacked(), _shortened(orders, [0, 0], 1))
+    except Exception:  # noqa: BLE001 - whatever it is, the other engines do without it
+        return False
+    return True
+
+
 def _sample(orders: int, affordable: int) -> tuple[int, int]:
     """Return how many orders to carry out, and their local steps: rather many orders than steps."""
-    steps = affordable // orders
-    if steps >= 2:
-        return orders, steps
-    return (min(orders, affordable // 2), 2) if affordable >= 4 else (min(orders, affordable), 1)
+    count = min(orders, max(affordable // 2, min(affordable, cores())))
+    return count, affordable // count
 
 
-def _shortened(given: Assignment, count: int, most: int) -> Assignment:
-    """Return the first `count` orders with at most so many local steps each."""
-    rows = np.arange(count)
+def _shortened(given: Assignment, rows: Sequence[int], most: int) -> Assignment:
+    """Return some of the orders, with at most so many local steps each."""
     orders, sent = (_limited(each.take(rows), most) for each in (given.orders, given.sent))
     return Assignment(orders, sent, given.upload_width[rows])
 
@@ -281,27 +303,22 @@ class _Clock:
 
 
 def _fastest_passes(
-    clock: _Clock, engines: Mapping[str, Engine], orders: Assignment, until: float
+    clock: _Clock, engines: Mapping[str, Engine], orders: Assignment, passes: int, until: float
 ) -> dict[str, float]:
-    """Return the shortest seconds of each engine for the same orders.
+    """Return the shortest seconds of each engine for the same orders, in so many passes or more.
 
-    The engines take turns, so that a machine that is busy for a moment is so for all. One that
-    fails is left out: a trainer of a user's own may not be made for stacks.
+    The first of several passes is to warm up. The engines take turns, so that a machine that is
+    busy for a moment is so for all.
     """
     found: dict[str, list[float]] = {name: [] for name in engines}
     for turn in range(_MOST_PASSES):
         began = time.perf_counter()
-        for name in list(found):
-            try:
-                found[name].append(clock.seconds(engines[name], orders))
-            except Exception:
-                if isinstance(engines[name], Sequential):
-                    raise
-                del found[name]
+        for name, taken in found.items():
+            taken.append(clock.seconds(engines[name], orders))
         now = time.perf_counter()
-        if turn + 1 >= _PASSES and now + (now - began) > until:
+        if turn + 1 >= passes and now + (now - began) > until:
             break
-    return {name: min(taken[1:]) for name, taken in found.items()}
+    return {name: min(taken[1:] or taken) for name, taken in found.items()}
 
 
 # --- what was measured before -------------------------------------------------------------------
