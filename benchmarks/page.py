@@ -84,7 +84,7 @@ def records(results: Results, machine: str, name: str) -> list[dict[str, Any]]:
         return []
     table = results[machine][1][name]
     found = [dict(zip(table.head, row, strict=True)) for row in table.rows]
-    return [each for each in found if isinstance(each.get("ms a round"), float)]
+    return [each for each in found if isinstance(each.get("ms a round"), int | float)]
 
 
 def draw_peers(axes: Any, results: Results) -> bool:
@@ -103,7 +103,7 @@ def draw_peers(axes: Any, results: Results) -> bool:
     for place, (_, ms, _) in enumerate(bars):
         axes.text(ms * 1.05, place, f"{ms:,.0f}" if ms >= 100 else f"{ms:.1f}", va="center")
     axes.set_xscale("log")
-    axes.set_xlim(right=2.5 * max((ms for _, ms, _ in bars), default=1.0))
+    axes.set_xlim(1.0, 2.5 * max((ms for _, ms, _ in bars), default=1.0))
     axes.set_xlabel("ms a round of P, cohorts of 50")
     axes.tick_params(axis="y", labelsize=8)
     return bool(now)
@@ -141,7 +141,6 @@ def draw_methods(axes: Any, results: Results) -> bool:
     axes.barh(names, [each["ms a round"] for each in rows], color="C0", label="whole round")
     axes.barh(names, [each["host, ms"] for each in rows], color="C1", height=0.4, label="host")
     if rows:
-        axes.set_xscale("log")
         axes.legend(fontsize=8)
     axes.set_xlabel("ms a round, cohorts of 50")
     axes.tick_params(axis="y", labelsize=8)
