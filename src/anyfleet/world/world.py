@@ -26,6 +26,7 @@ from anyfleet.world.quantities import (
     When,
     ask,
     at,
+    bounds,
     of_rows,
     some,
     until,
@@ -282,6 +283,12 @@ class World:
         """Return the second at which each device may next come or go, or infinity."""
         parts = [group.availability for group in self.groups]
         return _until(parts, self._availability_of_group[self.group[devices]], when)
+
+    @cached_property
+    def mortal(self) -> bool:
+        """True if any device may die during an order."""
+        own = "mortality" in self.device_values
+        return own or any(bounds(group.mortality)[1] > 0 for group in self.groups)
 
     def dies(self, devices: Ints, keys: Tensor, when: When) -> Flags:
         """Return which of these devices die during an order that begins now; one key per order."""

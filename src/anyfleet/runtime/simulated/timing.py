@@ -9,7 +9,7 @@ import numpy as np
 
 from anyfleet.arrays import Floats, Ints
 from anyfleet.core.delivery import cut_orders
-from anyfleet.core.memories import Memories, Remembered
+from anyfleet.core.memories import Memories
 from anyfleet.core.messages import Conditions
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
@@ -52,7 +52,9 @@ def begin(
     )
     compute = _compute(world, received, need.effort, start, own, download.seconds)
     after, trained = download.seconds, download.seconds + compute.seconds
-    dies = world.dies(devices, event_keys(orders, world.seed, "death"), now)
+    dies = np.zeros(count, dtype=bool)
+    if world.mortal:
+        dies = world.dies(devices, event_keys(orders, world.seed, "death"), now)
     failures = {
         "battery empty": battery_empty((download, compute), own.battery),
         "died": when(dies, after + compute.seconds / 2),
@@ -99,7 +101,6 @@ def begin(
         reason=reason,
         carried_out=no,
         replies=_no_replies(orders),
-        remembered=Remembered.of(orders),
         did_nothing=no,
         refusal=nowhere,
         cohorts=(Submitted(orders, received),),

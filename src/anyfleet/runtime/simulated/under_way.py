@@ -55,7 +55,6 @@ class UnderWay(Arrays):
     reason: Ints  # why it fails, or -1
     carried_out: Flags  # whether an engine did what it asks for
     replies: Replies  # any before that
-    remembered: Remembered  # what its device keeps once it is trained; nothing before that
     did_nothing: Flags  # whether its device refused it
     refusal: Ints  # why its device, or the server the reply, or -1
     cohorts: tuple[Submitted, ...] = listed("cohort")
@@ -106,5 +105,6 @@ class SimulatedState:
     round_index: int
     under_way: UnderWay | None  # None: no order is
     memories: SavedMemories
+    remembered: Remembered | None  # what devices keep once their training has ended
     batteries: tuple[Floats, Floats]
     losses: Floats
