@@ -753,7 +753,8 @@ def test_an_order_that_was_only_offered_costs_nothing_and_is_not_heard_of_again(
     events = runtime.wait(9.0, 1)
     assert events.choices is not None
     assert events.choices.order.tolist() == asked.id[[0, 2]].tolist()
-    assert events.replies is events.failures is None
+    assert events.replies is None
+    assert events.failures is None
     assert runtime.now() == 0.0
     assert not len(runtime.wait(9.0, 1))
     runtime.restore(saved)
