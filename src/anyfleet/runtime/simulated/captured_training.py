@@ -37,15 +37,18 @@ def arithmetic(precision: Precision, device: torch.device) -> Iterator[None]:
     """
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
     before = products.allow_tf32, convolutions.allow_tf32
+    # These settings are the whole process's: threads that train on a CPU leave them alone.
+    changed = precision != "float32" and device.type == "cuda"
     with ExitStack() as stack:
         if precision == "bf16":
             stack.enter_context(torch.autocast(device.type, torch.bfloat16, cache_enabled=False))
-        if precision != "float32":
+        if changed:
             products.allow_tf32 = convolutions.allow_tf32 = True
         try:
             yield
         finally:
-            products.allow_tf32, convolutions.allow_tf32 = before
+            if changed:
+                products.allow_tf32, convolutions.allow_tf32 = before
 
 
 def stack_size(count: int) -> int:
