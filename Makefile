@@ -8,7 +8,7 @@ BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint mutants kill fuzz mixing pages api clean
+.PHONY: help setup demo test lint gpu speed mutants kill fuzz mixing pages api clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,12 @@ lint: $(READY) ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict
+
+gpu: $(READY) ## run the checks that need a CUDA device; without one it says so
+	@$(BIN)/python -m tools.gpu
+
+speed: $(READY) ## measure speed: all tables go into build/speed (GPU 8 minutes, CPU more)
+	$(BIN)/python -m benchmarks.speed --out build/speed
 
 mutants: $(READY) ## plant known faults one by one: each must turn a test red (some minutes)
 	$(BIN)/python tools/mutants.py

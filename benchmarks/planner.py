@@ -153,8 +153,8 @@ def deciding(devices: int, repeats: int) -> float:
     planned = plan_cohort(
         Request(), everybody, method=server.method, view=server.view(), state=state
     )
-    runtime.check_in(planned.orders)
-    return milliseconds(lambda: runtime.check_in(planned.orders), repeats)
+    runtime.offer(planned.orders)
+    return milliseconds(lambda: runtime.offer(planned.orders), repeats)
 
 
 def brute_force(device: AnycostDevice, bounds: AnycostBounds, grid: tuple[int, int]) -> float:

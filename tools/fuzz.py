@@ -34,7 +34,7 @@ from anyfleet.core.client import work
 from anyfleet.core.device_state import DeviceState
 from anyfleet.core.messages import Kind
 from anyfleet.core.method import Method
-from anyfleet.core.orders import NOTHING, Cohort
+from anyfleet.core.orders import NOTHING, Cohort, IssuedOrders
 from anyfleet.core.planning import PlanningState, load_models, plan_cohort
 from anyfleet.core.screening import Screen
 from anyfleet.core.server import Server
@@ -233,7 +233,8 @@ def _judged(found: Cohort | Replies, case: Case) -> str:
     if isinstance(found, Cohort):
         return ACCEPTED
     samples = np.full(case.task.devices, case.task.size(1))
-    (refused,) = Screen.of(case.task, samples, Limits()).refusals([order], [found])
+    screen = Screen.of(case.task, order.job, samples, Limits())
+    (refused,) = screen.refusals(IssuedOrders.of(order), found)
     return refused.partition(":")[0] or ACCEPTED
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -35,20 +36,15 @@ class Arrays:
     """
 
     def __len__(self) -> int:
-        return len(getattr(self, fields(self)[0].name))
+        return len(getattr(self, _names(type(self))[0][0]))
 
     def take(self, rows: Sequence[int] | Ints | Flags) -> Self:
         """Return the given rows, in the given order; flags pick the rows that are true."""
         index = np.asarray(rows)
-        if index.dtype == bool and index.all():
-            return self
         index = np.flatnonzero(index) if index.dtype == bool else index.astype(np.int64)
-        picked = {
-            f.name: _pick(getattr(self, f.name), index)
-            for f in fields(self)
-            if _INDEX not in f.metadata
-        }
-        return replace(self, **picked)
+        if len(index) == len(self) and (index == np.arange(len(index))).all():
+            return self  # all of them; nothing is ever written into a struct
+        return _taken(self, index)
 
     def put(self, rows: Ints, other: Self) -> Self:
         """Return the struct with the rows of another one in place of these, which ascend."""
@@ -86,6 +82,19 @@ class Arrays:
         return [type(self)(*row) for row in zip(*values, strict=True)]
 
 
+B = TypeVar("B", bound=Arrays)
+
+
+@lru_cache(maxsize=256)
+def _named(kind: type[Any]) -> tuple[tuple[str, bool], ...]:
+    return tuple((f.name, _INDEX in f.metadata) for f in fields(kind))
+
+
+def _names(kind: Any) -> tuple[tuple[str, bool], ...]:
+    """Return the names of the fields of a struct, each with whether it is a list."""
+    return _named(kind)
+
+
 def _split(value: Any, count: int) -> Sequence[Any]:
     if isinstance(value, Arrays):
         return value.rows()
@@ -96,17 +105,20 @@ def _split(value: Any, count: int) -> Sequence[Any]:
     return [value] * count
 
 
+def _taken(struct: B, rows: Ints) -> B:
+    named = _names(type(struct))
+    pairs = ((getattr(struct, name), is_list) for name, is_list in named)
+    return type(struct)(*(value if is_list else _pick(value, rows) for value, is_list in pairs))
+
+
 def _pick(value: Any, rows: Ints) -> Any:
-    if isinstance(value, Arrays):
-        return value.take(rows)
-    if isinstance(value, tuple):
-        return tuple(value[i] for i in rows)
     if isinstance(value, np.ndarray | Tensor):
         return value[rows]
+    if isinstance(value, Arrays):
+        return _taken(value, rows)
+    if isinstance(value, tuple):
+        return tuple(map(value.__getitem__, rows.tolist()))
     return value
-
-
-B = TypeVar("B", bound=Arrays)
 
 
 def join(batches: Sequence[B]) -> B:
@@ -163,22 +175,33 @@ def _concatenate(values: Sequence[Any]) -> Any:
     return first
 
 
-def alike(*columns: NDArray[Any]) -> list[Ints]:
-    """Return the rows of each combination of values that occurs, ascending; NaN is one value."""
-    code = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        found, number = np.unique(column, return_inverse=True)
-        if len(found) > 1:
-            _, code = np.unique(code * len(found) + number, return_inverse=True)
-    if not code.any():
-        return [np.arange(len(code))] if len(code) else []
-    order = np.argsort(code, kind="stable")
-    groups = np.split(order, np.flatnonzero(np.diff(code[order])) + 1)
-    return sorted(groups, key=lambda rows: int(rows[0]))
-
-
 def distinct(values: Sequence[Any]) -> tuple[tuple[Any, ...], Ints]:
     """Return what occurs among hashable values, each once, and the number of every value in it."""
     places: dict[Any, int] = {}
     index = [places.setdefault(value, len(places)) for value in values]
     return tuple(places), np.array(index, dtype=np.int64)
+
+
+def grouped(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
+    """Return the first row of each different combination of numbers, and every row's combination.
+
+    Combinations are numbered as they appear; NaN equals NaN.
+    """
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        if len(column) and not (column == column[0]).all():
+            values, number = np.unique(column, return_inverse=True)
+            code = code * len(values) + number
+    if not code.any():
+        return np.arange(min(1, len(code))), code
+    _, first, index = np.unique(code, return_index=True, return_inverse=True)
+    appeared = np.argsort(first)
+    return first[appeared], np.argsort(appeared)[index]
+
+
+def alike(*columns: NDArray[Any]) -> list[Ints]:
+    """Return the rows in which all columns have the same values, group by group, ascending."""
+    _, index = grouped(*columns)
+    ends = np.cumsum(np.bincount(index))
+    groups = np.split(np.argsort(index, kind="stable"), ends[:-1])
+    return [rows for rows in groups if len(rows)]

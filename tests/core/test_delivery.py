@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from anyfleet.arrays import join
 from anyfleet.core.client import begin, work
 from anyfleet.core.delivery import columns_of
 from anyfleet.core.device_state import DeviceState
@@ -14,8 +15,8 @@ from anyfleet.core.layout import dense
 from anyfleet.core.memories import OWN, Memories
 from anyfleet.core.messages import Params, no_charges
 from anyfleet.core.method import Method
-from anyfleet.core.orders import Cohort, grid, uplink
-from anyfleet.core.replies import IncomingReplies, RepliedOrder
+from anyfleet.core.orders import Cohort, IssuedOrders, grid, uplink
+from anyfleet.core.replies import IncomingReplies, RepliedOrders
 from anyfleet.core.stacks import Replies
 from anyfleet.elastic import Slice, narrowed, within
 from anyfleet.errors import BadMessage
@@ -98,12 +99,15 @@ def test_1_8_the_worked_example_through_the_servers_aggregation() -> None:
     """Widths .5, .75 and 1 with values 1, 2 and 4: columns (7/3, 7/3, 3, 4)."""
     task = four_columns()
     method = replace(fedavg(count=3), send="weights", aggregate=heterofl().aggregate)
-    rows = []
+    asked, rows = [], []
     for device, (width, value) in enumerate([(0.5, 1.0), (0.75, 2.0), (1.0, 4.0)]):
         order = orders(method, task, [device], column=0.25)
         came = cut_reply(constant(task, order, value), order, width, task.blueprint)
-        rows.append(RepliedOrder(order, came, no_charges(device, 0.0)))
-    updates = IncomingReplies(method, task, 0).trained(rows, task.params)
+        asked.append(IssuedOrders.of(order))
+        rows.append(came)
+    issued = join(asked)
+    replied = RepliedOrders(issued, join(rows), no_charges(issued.order, 0.0))
+    updates = IncomingReplies(method.job(), task, 0).trained(replied, task.params)
     change = updates.mean(np.ones(3))
     model = {name: task.params[name] + change[name] for name in task.params}
     expected = torch.tensor([7 / 3, 7 / 3, 3, 4])

@@ -14,7 +14,7 @@ from anyfleet.core.client import work
 from anyfleet.core.device_state import DeviceState
 from anyfleet.core.ledger import REPORTED, Ledger, LedgerWriter
 from anyfleet.core.messages import Charges, Devices, Kind, no_charges
-from anyfleet.core.orders import Cohort
+from anyfleet.core.orders import IssuedOrders
 from anyfleet.core.slots import MEASURES
 from anyfleet.elastic import Slice, trace, width
 from anyfleet.methods import fedavg, heterofl
@@ -29,6 +29,7 @@ from tests.helpers.nets import LeNet, traced
 
 TASK = small.task()
 ORDERS = orders(heterofl(widths=(0.5,), lr=0.1, batch_size=8), TASK, [2, 5, 7])
+ISSUED = IssuedOrders.of(ORDERS)
 
 
 def ledger() -> LedgerWriter:
@@ -38,19 +39,19 @@ def ledger() -> LedgerWriter:
         group=np.zeros(8, dtype=int),
         column_width=np.ones(8),
     )
-    return LedgerWriter(devices, TASK.blueprint)
+    return LedgerWriter(devices, ORDERS.job, TASK.blueprint)
 
 
-def charges(order: Cohort, **spent: float) -> Charges:
-    nothing = no_charges(int(order.id[0]), 1.0)
+def charges(orders: IssuedOrders, **spent: float) -> Charges:
+    nothing = no_charges(orders.order, 1.0)
     return replace(nothing, **{name: np.array([value]) for name, value in spent.items()})
 
 
 def filled() -> Ledger:
     book = ledger()
-    last, first, middle = (ORDERS.take([row]) for row in (2, 0, 1))
-    reply = work(first, (DeviceState(),), TASK).replies
-    book.failed(last, charges(last), "no battery")
+    last, first, middle = (ISSUED.take([row]) for row in (2, 0, 1))
+    reply = work(ORDERS.take([0]), (DeviceState(),), TASK).replies
+    book.failed(last, charges(last), ("no battery",))
     book.replied(
         first,
         reply,
@@ -62,9 +63,9 @@ def filled() -> Ledger:
             upload_joules=0.25,
             bits_down=64.0,
         ),
-        "",
+        ("",),
     )
-    book.failed(middle, charges(middle, compute_seconds=4.0, compute_joules=3.0), "died")
+    book.failed(middle, charges(middle, compute_seconds=4.0, compute_joules=3.0), ("died",))
     return book.close(round_index=6, now=9.0)
 
 
@@ -98,8 +99,8 @@ def test_plans_are_told_as_they_were() -> None:
 
 def test_what_is_closed_is_not_told_again() -> None:
     book = ledger()
-    order = ORDERS.take([0])
-    book.failed(order, charges(order), "died")
+    order = ISSUED.take([0])
+    book.failed(order, charges(order), ("died",))
     assert len(book.close(0, 2.0)) == 1
     assert len(book.close(1, 3.0)) == 0
 
@@ -140,8 +141,8 @@ def test_an_empty_round_has_all_fields() -> None:
 
 def test_a_hair_of_rounding_is_no_negative_wait() -> None:
     book = ledger()
-    order = ORDERS.take([0])
-    book.failed(order, charges(order, compute_seconds=2.0), "died")
+    order = ISSUED.take([0])
+    book.failed(order, charges(order, compute_seconds=2.0), ("died",))
     assert book.close(0, 3.0 - 1e-15).wait_seconds.tolist() == [0.0]
 
 

@@ -224,10 +224,11 @@ def remembering(state: DeviceState) -> Memories:
 def delivered(found: Run, device: int) -> Iterator[Params]:
     yield from (change for of, change in found.got if of == device)
     # Came in, and will count in a later step.
-    for answer in found.steps[-1].snapshot.waiting:
-        if int(answer.order.device[0]) == device and "delta" in answer.reply.trees_of(0):
-            tree = answer.reply.trees_of(0)["delta"]
-            yield paste(tree, zeros(), answer.order.slice_of(0), TASK.blueprint)
+    waiting = found.steps[-1].snapshot.waiting
+    for row in np.flatnonzero(waiting.orders.device == device).tolist():
+        trees = waiting.replies.trees_of(row)
+        if "delta" in trees:
+            yield paste(trees["delta"], zeros(), waiting.orders.slice_of(row), TASK.blueprint)
 
 
 @pytest.mark.parametrize("name", CASES)

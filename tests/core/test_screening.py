@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from anyfleet.arrays import join
 from anyfleet.core.client import work
 from anyfleet.core.device_state import DeviceState
 from anyfleet.core.messages import Kind
+from anyfleet.core.orders import Cohort, IssuedOrders
 from anyfleet.core.screening import Screen, believable
 from anyfleet.core.stacks import Replies
 from anyfleet.measure import Fisher
@@ -30,8 +32,12 @@ DECLARED = np.array([TASK.size(device) for device in range(TASK.devices)])
 
 
 def refusal(update: Replies, limits: Limits | None = None, kind: Kind = Kind.TRAIN) -> str:
-    screen = Screen.of(TASK, DECLARED, limits or Limits())
-    return screen.refusals([replace(MEASURING, kind=kind)], [update])[0]
+    return refusals(replace(MEASURING, kind=kind), update, limits)[0]
+
+
+def refusals(order: Cohort, replies: Replies, limits: Limits | None = None) -> list[str]:
+    screen = Screen.of(TASK, order.job, DECLARED, limits or Limits())
+    return screen.refusals(IssuedOrders.of(order), replies)
 
 
 def spoilt(tree: str, name: str, value: float) -> Replies:
@@ -150,20 +156,16 @@ def test_a_report_has_few_names_and_numbers() -> None:
 
 def test_a_measurement_that_some_part_wants_may_be_reported() -> None:
     order = replace(ORDER, job=replace(MEASURING.job, report=("fisher",)))
-    screen = Screen.of(TASK, DECLARED, Limits())
-    assert screen.refusals([order], [told({"fisher": 2.0})]) == [""]
-    assert screen.refusals([order], [told({"fisher": -2.0})])[0].startswith("report: fisher of -2")
-    assert screen.refusals([order], [told({"fisher": (2.0,)})]) == [
-        "report: several numbers as fisher"
-    ]
+    assert refusals(order, told({"fisher": 2.0})) == [""]
+    assert refusals(order, told({"fisher": -2.0}))[0].startswith("report: fisher of -2")
+    assert refusals(order, told({"fisher": (2.0,)})) == ["report: several numbers as fisher"]
     order = replace(ORDER, job=replace(MEASURING.job, report=("channels",)))
-    assert screen.refusals([order], [told({"channels": (2.0,)})]) == [""]
-    assert screen.refusals([order], [told({"channels": 2.0})]) == ["report: one number as channels"]
+    assert refusals(order, told({"channels": (2.0,)})) == [""]
+    assert refusals(order, told({"channels": 2.0})) == ["report: one number as channels"]
 
 
 def test_where_nothing_is_measured_a_trainer_may_use_any_name() -> None:
-    screen = Screen.of(TASK, DECLARED, Limits())
-    assert screen.refusals([ORDER], [told({"fisher": -1.0})]) == [""]
+    assert refusals(ORDER, told({"fisher": -1.0})) == [""]
 
 
 def test_an_evaluation_reports_the_loss_and_the_metrics_of_the_task_and_nothing_else() -> None:
@@ -194,9 +196,7 @@ def test_a_loss_at_check_in_that_no_device_can_have_is_not_known() -> None:
 def test_each_reply_is_checked_for_itself() -> None:
     bad = spoilt("delta", "4.weight", math.nan)
     nothing = UPDATE.with_contents(trees={"delta": {}})
-    found = Screen.of(TASK, DECLARED, Limits()).refusals(
-        [ORDER] * 4, [UPDATE, bad, UPDATE, nothing]
-    )
+    found = refusals(ORDER.take([0] * 4), join([UPDATE, bad, UPDATE, nothing]))
     assert found == ["", "not finite: 4.weight", "", ""]
 
 

@@ -211,10 +211,10 @@ def with_values(name: str, change: Callable[[int], int]) -> Callable[[Any], Any]
 
 
 def with_order(change: Callable[[Any], None]) -> Callable[[Any], Any]:
-    """A state in which the fields of the first order under way, as the server has it, differ."""
+    """A state in which the fields of the orders under way, as the server has them, differ."""
 
     def changed(root: Any) -> Any:
-        change(root["fields"]["snapshot"]["fields"]["under_way"]["dict"][0][1]["fields"])
+        change(root["fields"]["snapshot"]["fields"]["under_way"]["fields"])
         return root
 
     return changed

@@ -131,8 +131,8 @@ def check_books(steps: list[Round]) -> None:
     """Every order once, time goes on, seconds add up to it, nobody does two things at once."""
     seen = [row.order for row in closed(steps)]
     last = steps[-1].snapshot
-    waiting = [int(answer.order.id[0]) for answer in last.waiting]
-    assert sorted([*seen, *last.under_way, *waiting]) == list(range(last.issued))
+    open_orders = (last.under_way.order.tolist(), last.waiting.orders.order.tolist())
+    assert sorted([*seen, *open_orders[0], *open_orders[1]]) == list(range(last.issued))
     times = [0.0, *(step.time for step in steps)]
     assert all(a <= b for a, b in pairwise(times))
     busy = defaultdict(list)
@@ -193,9 +193,10 @@ def check_joules(steps: list[Round], runtime: Simulated, start: "np.ndarray[Any,
         assert row.upload_joules == pytest.approx(own.send_power[0] * sending[0], abs=1e-9)
         assert row.compute_joules == pytest.approx(worked(world, row, computing), abs=1e-9)
         spent[row.device] += row.download_joules + row.compute_joules + row.upload_joules
-    for answer in steps[-1].snapshot.waiting:  # has been paid for, and is told in a later step
-        joules = answer.charges.download_joules + answer.charges.compute_joules
-        spent[answer.reply.device] += joules + answer.charges.upload_joules
+    waiting = steps[-1].snapshot.waiting  # has been paid for, and is told in a later step
+    paid = waiting.charges
+    joules = paid.download_joules + paid.compute_joules + paid.upload_joules
+    np.add.at(spent, waiting.replies.device, joules)
     everybody = np.arange(len(start))
     left = runtime._batteries.charge(everybody, runtime.now())
     on_mains = np.isinf(start)

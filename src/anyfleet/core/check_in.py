@@ -85,6 +85,14 @@ class Choices(Arrays):
 
 
 @dataclass(frozen=True, eq=False)
+class OrderChoices(Arrays):
+    """What devices chose from the menus of orders that they were offered."""
+
+    order: Ints
+    choices: Choices
+
+
+@dataclass(frozen=True, eq=False)
 class CheckIn:
     """One device that checks in: its menu, and what it knows of itself."""
 
@@ -128,19 +136,10 @@ class CheckIns:
     @classmethod
     def of(cls, check_ins: Sequence[CheckIn]) -> "CheckIns":
         """Return single check-ins, at least one, as one value."""
-        numbers: dict[int, int] = {}
-        entries: list[MenuEntry] = []
-        longest = max(len(each.menu) for each in check_ins)
-        index = np.full((longest, len(check_ins)), -1)
-        for column, each in enumerate(check_ins):
-            for row, entry in enumerate(each.menu):
-                if id(entry) not in numbers:
-                    numbers[id(entry)] = len(entries)
-                    entries.append(entry)
-                index[row, column] = numbers[id(entry)]
+        entries, index = listed_entries([each.menu for each in check_ins])
         return cls(
             device=np.array([each.device for each in check_ins], dtype=np.int64),
-            entries=tuple(entries),
+            entries=entries,
             entry_index=index,
             conditions=join([each.conditions for each in check_ins]),
             samples=np.array([each.samples for each in check_ins], dtype=np.int64),
@@ -299,3 +298,19 @@ class CheckIns:
             utility=told,
             declined=("",) * count if declined is None else tuple(declined),
         )
+
+
+def listed_entries(
+    menus: Sequence[tuple[MenuEntry, ...]],
+) -> tuple[tuple[MenuEntry, ...], Ints]:
+    """Return the different entries of menus, and their numbers [entries, menus]; -1: none."""
+    numbers: dict[int, int] = {}
+    entries: list[MenuEntry] = []
+    index = np.full((max(map(len, menus)), len(menus)), -1)
+    for column, menu in enumerate(menus):
+        for row, entry in enumerate(menu):
+            if id(entry) not in numbers:
+                numbers[id(entry)] = len(entries)
+                entries.append(entry)
+            index[row, column] = numbers[id(entry)]
+    return tuple(entries), index

@@ -1,15 +1,15 @@
 """What devices choose from their menus at check-in, before anything is downloaded."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from anyfleet.arrays import join
-from anyfleet.core.check_in import CheckIn, CheckIns, Choices, MenuEntry
-from anyfleet.core.device_state import DeviceState
+from anyfleet.arrays import grouped, join
+from anyfleet.core.check_in import CheckIns, Choices, MenuEntry, listed_entries
 from anyfleet.core.local_training import local_steps, samples_processed
 from anyfleet.core.message_size import NUMBER_BITS, expected_bits, menu_bits
-from anyfleet.core.messages import Conditions
+from anyfleet.core.messages import ChooserState, Conditions
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
 from anyfleet.core.return_checks import Caller, chosen
@@ -22,51 +22,60 @@ from anyfleet.tracebacks import during
 def decide(
     orders: Cohort,
     conditions: Conditions,
-    states: Sequence[DeviceState],
+    states: Sequence[ChooserState],
     task: Task,
     counting: Counting = "flops",
 ) -> Choices:
     """Return what each device chooses from its menu; those without a menu choose nothing.
 
-    `counting` says what the speeds of the devices count.
+    `states` are what the devices' choosers have learned; `counting` says what speeds count.
     """
-    # Many devices have the same menu and as many samples: they share the entries.
-    known: dict[Hashable, tuple[MenuEntry, ...]] = {}
-    checked_in: list[CheckIn] = []
-    rows = zip(orders.rows(), conditions.rows(), states, strict=True)
-    for order, own, state in rows:
-        menu, hyperparameters = order.menu_of(0), order.hyperparameters
-        samples = task.size(int(order.device[0]))
-        (steps,) = local_steps(hyperparameters, [samples])
-        batch = int(hyperparameters.batch_size[0])
-        amount = Amount(batch, samples_processed(steps, samples, batch), steps)
-        # As text: NaN equals no other NaN.
-        alike = menu, amount, str(hyperparameters.sent_fraction[0])
-        if alike not in known:
-            known[alike] = menu_entries(order, amount, task, counting)
-        checked_in.append(
-            CheckIn(
-                device=int(order.device[0]),
-                menu=known[alike],
-                conditions=own,
-                samples=samples,
-                hyperparameters=hyperparameters,
-                state=state.chooser,
-            )
-        )
-    choosing = [row for row, each in enumerate(checked_in) if each.menu]
-    others = np.setdiff1d(np.arange(len(checked_in)), choosing)
-    none = len(others)
-    unasked = orders.hyperparameters.take(others)
-    left = Choices(np.full(none, -1), unasked, np.full(none, np.nan), ("",) * none)
-    if not choosing:
-        return left
-    choose, check_ins = orders.job.choose, CheckIns.of([checked_in[row] for row in choosing])
+    asked, others = (
+        np.flatnonzero(each) for each in (orders.menu_index >= 0, orders.menu_index < 0)
+    )
+    nothing = Choices(
+        entry=np.full(len(orders), -1),
+        hyperparameters=orders.hyperparameters,
+        utility=np.full(len(orders), np.nan),
+        declined=("",) * len(orders),
+    )
+    if not len(asked):
+        return nothing
+    check_ins = _check_ins(orders.take(asked), conditions.take(asked), task, counting)
+    check_ins = replace(check_ins, states=tuple(states[row] for row in asked.tolist()))
+    choose = orders.job.choose
     with during("choose", choose):
         found = choose(check_ins)
     caller = Caller("choose", choose, orders.round_index)
     found = chosen(found, caller, check_ins.offered.sum(axis=0).tolist())
-    return join([found, left]).take(np.argsort([*choosing, *others]))
+    return join([found, nothing.take(others)]).take(np.argsort([*asked, *others]))
+
+
+def _check_ins(orders: Cohort, conditions: Conditions, task: Task, counting: Counting) -> CheckIns:
+    """Return the check-ins of devices that all have a menu, without what their choosers learned.
+
+    Many devices have the same menu and as many samples: they share the entries.
+    """
+    own = orders.hyperparameters
+    sizes = [task.size(device) for device in orders.device.tolist()]
+    steps = np.array(local_steps(own, sizes), dtype=np.int64)
+    samples = np.array(sizes, dtype=np.int64)
+    first, index = grouped(orders.menu_index, samples, steps, own.batch_size, own.sent_fraction)
+    menus = []
+    for row in first.tolist():
+        batch, local = int(own.batch_size[row]), int(steps[row])
+        amount = Amount(batch, samples_processed(local, sizes[row], batch), local)
+        menus.append(menu_entries(orders.take([row]), amount, task, counting))
+    entries, numbers = listed_entries(menus)
+    return CheckIns(
+        device=orders.device,
+        entries=entries,
+        entry_index=numbers[:, index],
+        conditions=conditions,
+        samples=samples,
+        hyperparameters=own,
+        states=(),
+    )
 
 
 def menu_entries(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from anyfleet.arrays import Arrays, Ints
+from anyfleet.core.check_in import OrderChoices
 from anyfleet.core.messages import Charges
 from anyfleet.core.stacks import Replies
 
@@ -18,11 +19,13 @@ class Failures(Arrays):
 
 @dataclass(frozen=True, eq=False)
 class Events:
-    """What came in at the server: replies with their charges, and failures, or None."""
+    """What came in at the server: replies with their charges, failures and choices, or None."""
 
     replies: Replies | None = None
     charges: Charges | None = None  # of the replies
     failures: Failures | None = None
+    choices: OrderChoices | None = None  # what devices chose from menus that they were offered
 
     def __len__(self) -> int:
-        return sum(len(each) for each in (self.replies, self.failures) if each is not None)
+        found = (self.replies, self.failures, self.choices)
+        return sum(len(each) for each in found if each is not None)

@@ -1,22 +1,26 @@
 """The ledger: what was asked of a device, what it cost and what came of it, one row per order."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from anyfleet.arrays import Arrays, Flags, Floats, Ints
-from anyfleet.core.message_size import measured_sent_fraction
-from anyfleet.core.messages import Charges, Devices, Report, measured
-from anyfleet.core.orders import Cohort
+from anyfleet.arrays import Arrays, Flags, Floats, Ints, join
+from anyfleet.core.message_size import received
+from anyfleet.core.messages import Charges, Devices, Hyperparameters
+from anyfleet.core.method import Job
+from anyfleet.core.orders import IssuedOrders
 from anyfleet.core.stacks import Replies
-from anyfleet.elastic import Blueprint, channel_share, narrowed, trained_share, width
+from anyfleet.elastic import Blueprint, Slice, channel_share, trained_share, width
 
 # The numbers of a device's report that have a field. A part asks for them (`reports`).
 REPORTED = ("loss", "norm", "fisher", "distortion")
 # The facts about a training result.
 _RESULT = ("measured_sent_fraction", "channel_share", "trained_share")
+# The fields that an order has under the same name.
+_ORDERED = ("order", "device", "width", "choice", "utility")
 _TEXTS = ("kind", "failure")
 
 
@@ -83,6 +87,12 @@ class Ledger(Arrays):
         return self.download_joules + self.compute_joules + self.upload_joules
 
     @property
+    def known_joules(self) -> Floats:
+        """The joules of each device as far as they are known."""
+        compute = known(self.compute_joules)
+        return known(self.download_joules) + compute + known(self.upload_joules)
+
+    @property
     def counted(self) -> Flags:
         """The rows whose replies counted."""
         return np.array([not reason for reason in self.failure], dtype=bool)
@@ -102,92 +112,98 @@ class Ledger(Arrays):
         names = [f.name for f in fields(Ledger)]
         if missing := [name for name in names if any(name not in row for row in listed)]:
             raise ValueError(f"rows lack {', '.join(missing)}")
-        return _ledger({name: [row[name] for row in listed] for name in names})
+        return _ledger({n: [np.nan if row[n] is None else row[n] for row in listed] for n in names})
+
+
+class _Entry(NamedTuple):
+    """Orders that ended together."""
+
+    orders: IssuedOrders
+    charges: Charges
+    failures: tuple[str, ...]
+    told: Mapping[str, Floats]  # what their devices reported, and facts about their results
 
 
 class LedgerWriter:
     """The rows of a round while it is open."""
 
-    def __init__(self, devices: Devices, blueprint: Blueprint) -> None:
-        self._devices, self._blueprint = devices, blueprint
-        self._rows: list[dict[str, Any]] = []
+    def __init__(self, devices: Devices, job: Job, blueprint: Blueprint) -> None:
+        self._devices, self._job, self._blueprint = devices, job, blueprint
+        self._entries: list[_Entry] = []
 
-    def replied(self, order: Cohort, reply: Replies, charges: Charges, failure: str) -> None:
-        """Add an order whose reply arrived; `failure` says why it does not count, or is ""."""
-        self._append(order, charges, failure, reply.report_of(0), self._result(order, reply))
+    def replied(
+        self, orders: IssuedOrders, replies: Replies, charges: Charges, failures: Sequence[str]
+    ) -> None:
+        """Add orders whose replies arrived; a failure says why a reply does not count, or is ""."""
+        told = {name: replies.reported(name) for name in REPORTED} | self._results(orders, replies)
+        self._entries.append(_Entry(orders, charges, tuple(failures), told))
 
-    def failed(self, order: Cohort, charges: Charges, failure: str) -> None:
-        """Add an order that no reply will come to."""
-        self._append(order, charges, failure, {}, {})
+    def failed(self, orders: IssuedOrders, charges: Charges, failures: Sequence[str]) -> None:
+        """Add orders that no replies will come to."""
+        unknown = dict.fromkeys((*REPORTED, *_RESULT), np.full(len(orders), np.nan))
+        self._entries.append(_Entry(orders, charges, tuple(failures), unknown))
 
     def close(self, round_index: int, now: float) -> Ledger:
         """Return the rows of the round that ends now, sorted by order, and begin the next."""
-        rows, self._rows = self._rows, []
-        names = [f.name for f in fields(Ledger)]
-        late: dict[str, Any] = {"round_index": round_index, "wait_seconds": 0.0}
-        ledger = _ledger({name: [(late | row)[name] for row in rows] for name in names})
-        waited = np.maximum(0.0, now - (ledger.began + ledger.seconds))
-        ledger = replace(ledger, wait_seconds=waited)
-        return ledger.take(np.argsort(ledger.order, kind="stable"))
-
-    def _append(
-        self,
-        order: Cohort,
-        charges: Charges,
-        failure: str,
-        report: Report,
-        result: dict[str, float],
-    ) -> None:
-        self._rows.append(
-            self._planned(order)
-            | {f.name: getattr(charges, f.name)[0].item() for f in fields(Charges)}
-            | {name: measured(report, name) for name in REPORTED}
-            | dict.fromkeys(_RESULT, np.nan)
-            | dict(result)
-            | {"failure": failure}
+        entries, self._entries = self._entries, []
+        if not entries:
+            return Ledger.from_dicts(())
+        orders = join([each.orders for each in entries])
+        charges = join([each.charges for each in entries])
+        told = {
+            name: np.concatenate([each.told[name] for each in entries])
+            for name in (*REPORTED, *_RESULT)
+        }
+        facts = self._facts(orders.slices)
+        ended = charges.began + (
+            charges.download_seconds + charges.compute_seconds + charges.upload_seconds
         )
+        columns: dict[str, Any] = {
+            **{f.name: getattr(charges, f.name) for f in fields(charges)},
+            **{f.name: getattr(orders.hyperparameters, f.name) for f in fields(Hyperparameters)},
+            **{name: getattr(orders, name) for name in _ORDERED},
+            **{name: values[orders.slice_index] for name, values in facts.items()},
+            **told,
+            "round_index": np.full(len(orders), round_index),
+            "issued_round": orders.round_index,
+            "level": self._devices.level[orders.device],
+            "kind": tuple(orders.kind.tolist()),
+            "wait_seconds": np.maximum(0.0, now - ended),
+            "failure": tuple(reason for each in entries for reason in each.failures),
+        }
+        return _ledger(columns).take(np.argsort(orders.order, kind="stable"))
 
-    def _result(self, order: Cohort, reply: Replies) -> dict[str, float]:
-        """Return the facts about a training result; none for a reply of another kind."""
-        if not reply.trained[0]:
-            return {}
-        arrived = narrowed(order.slice_of(0), float(reply.delivered_width[0]), self._blueprint)
+    def _results(self, orders: IssuedOrders, replies: Replies) -> dict[str, Floats]:
+        """Return the facts about training results; NaN for replies of another kind."""
+        came, trained = received(orders, replies, self._job, self._blueprint), replies.trained
+        channels, shares = (
+            np.array([fact(each, self._blueprint) for each in came.slices])[came.slice_index]
+            for fact in (channel_share, trained_share)
+        )
+        facts = zip(_RESULT, (came.sent_fraction, channels, shares), strict=True)
+        return {name: np.where(trained, values, np.nan) for name, values in facts}
+
+    def _facts(self, slices: Sequence[Slice]) -> dict[str, NDArray[Any]]:
+        """Return what the ledger says of slices: an array each."""
+        local = [self._blueprint.local(each) for each in slices]
         return {
-            "measured_sent_fraction": measured_sent_fraction(order, reply, self._blueprint),
-            "channel_share": channel_share(arrived, self._blueprint),
-            "trained_share": trained_share(arrived, self._blueprint),
+            "slice_width": np.array([width(each, self._blueprint) for each in slices]),
+            "first_trained_layer": np.array([each.first_trained_layer for each in slices]),
+            "parameters": np.array([each.numel() for each in local]),
         }
 
-    def _planned(self, order: Cohort) -> dict[str, Any]:
-        slice_, hyperparameters = order.slice_of(0), order.hyperparameters
-        device = int(order.device[0])
-        return {
-            **{f.name: getattr(hyperparameters, f.name)[0].item() for f in fields(hyperparameters)},
-            "order": int(order.id[0]),
-            "device": device,
-            "level": int(self._devices.level[device]),
-            "kind": str(order.kind),
-            "issued_round": order.round_index,
-            "width": float(order.width[0]),
-            "slice_width": width(slice_, self._blueprint),
-            "first_trained_layer": slice_.first_trained_layer,
-            "choice": int(order.choice[0]),
-            "utility": float(order.utility[0]),
-            "parameters": self._blueprint.local(slice_).numel(),
-        }
+
+def known(values: Floats) -> Floats:
+    """Return numbers for a sum: 0 for each one that nobody knows."""
+    return np.where(np.isnan(values), 0.0, values)
 
 
-def _ledger(values: Mapping[str, Sequence[Any]]) -> Ledger:
+def _ledger(values: Mapping[str, Any]) -> Ledger:
     made: dict[str, Any] = {}
     for f in fields(Ledger):
         given = values[f.name]
-        if f.name in _TEXTS:
-            made[f.name] = tuple(given)
-        elif f.type is Ints:
-            made[f.name] = np.array(given, dtype=np.int64)
-        else:
-            numbers = [np.nan if value is None else value for value in given]
-            made[f.name] = np.array(numbers, dtype=np.float64)
+        number = np.int64 if f.type is Ints else np.float64
+        made[f.name] = tuple(given) if f.name in _TEXTS else np.asarray(given, dtype=number)
     return Ledger(**made)
 
 

@@ -8,18 +8,17 @@ a time.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map
 
 from anyfleet import rng
+from anyfleet.arrays import Ints
 from anyfleet.core.messages import Hyperparameters, Params
 from anyfleet.core.objectives import Data, Task, augmented
 from anyfleet.core.padding import unpaddable
@@ -310,20 +309,53 @@ def samples_of(task: Task, devices: Sequence[int]) -> Samples:
 
     Padding repeats the last row of a device: zeros may have no gradient, and NaN × 0 is NaN.
     """
-    if not isinstance(task, Resident):
-        data = [task.data(device) for device in devices]
-        x, y = torch.cat([d.x for d in data]), torch.cat([d.y for d in data])
-        begins = np.cumsum([0, *(len(d) for d in data)]).tolist()
-        own = [torch.arange(a, b) for a, b in pairwise(begins)]
-    else:
-        x, y, own = task.train.x, task.train.y, [task.train_rows[device] for device in devices]
-    if not len(x):
-        # A table without a row still has to give one, as padding.
-        x, y = x.new_zeros((1, *x.shape[1:])), y.new_zeros((1, *y.shape[1:]))
-    sizes = torch.tensor([len(rows) for rows in own])
-    table = pad_sequence([rows.cpu() for rows in own], batch_first=True)
-    table = table if table.shape[1] else table.new_zeros((len(own), 1))
-    place = torch.arange(table.shape[1])
-    last = table.gather(1, (sizes[:, None] - 1).clamp(min=0))
-    valid = place < sizes[:, None]
-    return Samples(x, y, torch.where(valid, table, last).to(x.device), valid.to(x.device))
+    resident = isinstance(task, Resident)
+    x, y, rows, begins, sizes = _table(task) if resident else _joined(task, devices)
+    some = np.asarray(devices) if resident else np.arange(len(devices))
+    most = max(1, int(sizes[some].max()))
+    columns = torch.from_numpy(np.stack([begins[some], sizes[some]])).to(x.device)
+    begin, size = columns.unsqueeze(-1).unbind(0)
+    place = torch.arange(most, device=x.device)
+    last = torch.minimum(place, (size - 1).clamp(min=0))
+    # A device without samples has whatever row is there: all of it is padding.
+    own = rows.index_select(0, (begin + last).clamp(max=len(rows) - 1).flatten())
+    return Samples(x, y, own.view_as(last), place < size)
+
+
+class _Rows(NamedTuple):
+    """Samples, and the rows of devices: one device after the other, with begins and sizes."""
+
+    x: Tensor
+    y: Tensor
+    rows: Tensor
+    begins: Ints
+    sizes: Ints
+
+
+@lru_cache(maxsize=4)
+def _table(task: Any) -> _Rows:
+    """Return the rows of all devices of a task whose samples are resident, beside them."""
+    own = [*task.train_rows]
+    return _rows(task.train.x, task.train.y, torch.cat(own), [len(each) for each in own])
+
+
+def _joined(task: Task, devices: Sequence[int]) -> _Rows:
+    """Return the samples of some devices as one table."""
+    data = [task.data(device) for device in devices]
+    x, y = torch.cat([each.x for each in data]), torch.cat([each.y for each in data])
+    return _rows(x, y, torch.arange(len(x)), [len(each) for each in data])
+
+
+def _rows(x: Tensor, y: Tensor, rows: Tensor, sizes: list[int]) -> _Rows:
+    if not len(rows):
+        # Without any sample there still has to be a row, for padding.
+        rows = rows.new_zeros(1)
+        x, y = (t if len(t) else t.new_zeros((1, *t.shape[1:])) for t in (x, y))
+    count = np.array(sizes, dtype=np.int64)
+    return _Rows(x, y, rows.to(x.device), np.cumsum(count) - count, count)
+
+
+@lru_cache(maxsize=1)
+def sizes_of(task: Task) -> Ints:
+    """Return the number of training samples of every device, counted once for a task."""
+    return np.array([task.size(device) for device in range(task.devices)], dtype=np.int64)

@@ -9,20 +9,20 @@ import math
 from collections.abc import Iterable
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.arrays import Floats, alike
+from anyfleet.arrays import Floats, Ints, alike, distinct, grouped
 from anyfleet.core.check_in import MessageBits
 from anyfleet.core.index_sets import pack_mask, pack_slice
 from anyfleet.core.layout import MessageLayout, TensorLayout
 from anyfleet.core.messages import Kind, Params, Report, Trees
 from anyfleet.core.method import Job
-from anyfleet.core.orders import Cohort
+from anyfleet.core.orders import Cohort, IssuedOrders
 from anyfleet.core.signals import FollowsSentFraction
 from anyfleet.core.slots import Codec, Measure, Norm, Slack
 from anyfleet.core.stacks import Replies, Stack
@@ -286,12 +286,30 @@ def report_bits(report: Report) -> float:
     return float(NUMBER_BITS * count)
 
 
-def measured_sent_fraction(order: Cohort, reply: Replies, blueprint: Blueprint) -> float:
-    """Return the bits of a single reply over those of an uncompressed one, 1 at most.
+class Received(NamedTuple):
+    """The sub-models that came in with replies: fewer columns than ordered when a link cut them."""
 
-    Of a reply that a link cut, both count only the width that came through.
+    slices: tuple[Slice, ...]  # the different ones
+    slice_index: Ints  # the number of each reply's slice
+    sent_fraction: Floats  # the bits of each reply over those of an uncompressed one, 1 at most
+
+
+def received(orders: IssuedOrders, replies: Replies, job: Job, blueprint: Blueprint) -> Received:
+    """Return what came in with the replies to these orders.
+
+    Of a reply that a link cut, both kinds of bits count only the width that came through.
     """
-    held = narrowed(order.slice_of(0), float(reply.delivered_width[0]), blueprint)
-    job = order.job
-    _, whole = uncompressed_bits(held, job.norm, blueprint, job.report, job.measures)
-    return min(1.0, float(reply.bits[0]) / whole) if whole else 1.0
+    first, index = grouped(orders.slice_index, replies.delivered_width)
+    slices, number = distinct(
+        [
+            narrowed(orders.slice_of(row), float(replies.delivered_width[row]), blueprint)
+            for row in first
+        ]
+    )
+    index = number[index]
+    sizes = [
+        uncompressed_bits(each, job.norm, blueprint, job.report, job.measures)[1] for each in slices
+    ]
+    whole = np.array(sizes, dtype=np.float64)[index]
+    share = np.divide(replies.bits, whole, out=np.ones(len(whole)), where=whole > 0)
+    return Received(slices, index, np.minimum(1.0, share))

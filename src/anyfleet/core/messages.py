@@ -200,11 +200,10 @@ class Charges(Arrays):
     delivered_up: Floats
 
 
-def no_charges(order: int, now: float) -> Charges:
-    """Return the charges of an order that was never sent: all zero."""
-    zero = np.zeros(1)
-    spent = {f.name: zero for f in fields(Charges)}
-    return Charges(**{**spent, "order": np.array([order]), "began": np.array([now])})
+def no_charges(orders: Ints, now: float) -> Charges:
+    """Return the charges of orders that were never sent: all zero."""
+    spent = {f.name: np.zeros(len(orders)) for f in fields(Charges)}
+    return Charges(**{**spent, "order": orders, "began": np.full(len(orders), now)})
 
 
 def measured(report: Report, name: str) -> float:

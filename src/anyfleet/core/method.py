@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from itertools import combinations
 from types import MappingProxyType
 from typing import Any, Literal, Self
@@ -73,7 +74,7 @@ class Job:
     report: tuple[str, ...] = ()  # names of measured numbers that devices send back
     measures: tuple[Measure, ...] = ()
 
-    @property
+    @cached_property
     def trainer(self) -> Train:
         """The trainer, with the measures around it that devices report or learn from."""
         asked = self.choose.learns_from.union(self.report)
@@ -180,6 +181,11 @@ class Method:
 
     def job(self) -> Job:
         """Return what a device has to know of this method."""
+        return self._job
+
+    @cached_property
+    def _job(self) -> Job:
+        """What a device has to know, made once: it goes with every order."""
         return Job(
             train=self.train,
             choose=self.choose,

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor, dtype
 
 from anyfleet import rng
-from anyfleet.arrays import Arrays, Floats, Ints, listed
+from anyfleet.arrays import Arrays, Flags, Floats, Ints, listed
 from anyfleet.core.layout import MessageLayout, Symbols, TensorLayout, tensor_layouts
 from anyfleet.core.messages import Hyperparameters, Kind, Trees
 from anyfleet.core.method import Job
+from anyfleet.core.stacks import Reports
+from anyfleet.core.view import KIND, Kinds, OrderStatuses
 from anyfleet.elastic import Blueprint, Slice, columns
 
 
@@ -81,6 +83,99 @@ class Cohort(Arrays):
     def with_slices(self, *slices: Slice) -> "Cohort":
         """Return the orders with the slice of each of them."""
         return replace(self, slices=slices, slice_index=np.arange(len(self)))
+
+
+@dataclass(frozen=True, eq=False)
+class IssuedOrders(Arrays):
+    """Orders as the server keeps them until they end, of any kinds and rounds."""
+
+    order: Ints  # ascending, but for those that are replied to
+    device: Ints
+    round_index: Ints  # of the rounds that issued them
+    kind_index: Ints
+    key: Tensor  # one int64 for each row
+    slice_index: Ints
+    width: Floats  # as planned
+    choice: Ints  # which entry of the plan's menu the device chose, or -1
+    utility: Floats  # by which it chose; NaN: it chose in another way
+    held_order: Ints  # of kind FETCH: the order whose result is held, else -1
+    hyperparameters: Hyperparameters
+    kinds: tuple[Kind, ...] = listed("kind_index")
+    slices: tuple[Slice, ...] = listed("slice_index")
+
+    @classmethod
+    def of(cls, orders: Cohort) -> "IssuedOrders":
+        """Return the orders of a cohort."""
+        return cls(
+            order=orders.id,
+            device=orders.device,
+            round_index=np.full(len(orders), orders.round_index),
+            kind_index=np.zeros(len(orders), dtype=np.int64),
+            key=orders.key,
+            slice_index=orders.slice_index,
+            width=orders.width,
+            choice=orders.choice,
+            utility=orders.utility,
+            held_order=orders.held_order,
+            hyperparameters=orders.hyperparameters,
+            kinds=(orders.kind,),
+            slices=orders.slices,
+        )
+
+    @classmethod
+    def none(cls) -> "IssuedOrders":
+        """Return no orders."""
+        whole, numbers = np.empty(0, dtype=np.int64), np.empty(0)
+        return cls(
+            order=whole,
+            device=whole,
+            round_index=whole,
+            kind_index=whole,
+            key=torch.empty(0, dtype=torch.int64),
+            slice_index=whole,
+            width=numbers,
+            choice=whole,
+            utility=numbers,
+            held_order=whole,
+            hyperparameters=Hyperparameters.alike(0, lr=0.0, batch_size=0),
+            kinds=(),
+            slices=(),
+        )
+
+    @property
+    def kind(self) -> Kinds:
+        """The kind of each order."""
+        return np.array(self.kinds or (Kind.TRAIN,), dtype=KIND)[self.kind_index]
+
+    @property
+    def result_of(self) -> Ints:
+        """The number of the order whose training result a reply to each one brings, or -1."""
+        kind = self.kind
+        own = np.where(kind == Kind.TRAIN, self.order, -1)
+        return np.where(kind == Kind.FETCH, self.held_order, own)
+
+    def slice_of(self, row: int) -> Slice:
+        """Return the slice of one order."""
+        return self.slices[int(self.slice_index[row])]
+
+    def sorted(self) -> "IssuedOrders":
+        """Return the orders as they were issued."""
+        return self.take(np.argsort(self.order))
+
+    def without(self, orders: Ints) -> "IssuedOrders":
+        """Return all but the orders of these numbers."""
+        return self.take(~np.isin(self.order, orders))
+
+    def named(self, orders: Ints) -> tuple[Ints, Flags]:
+        """Return the rows of orders of these numbers, and which of the numbers there are at all."""
+        rows = np.minimum(np.searchsorted(self.order, orders), max(0, len(self) - 1))
+        there = self.order[rows] == orders if len(self) else np.zeros(len(orders), dtype=bool)
+        return rows[there], there
+
+    def statuses(self, reports: Reports | None = None) -> OrderStatuses:
+        """Return the orders as parts see them, with what devices reported in their replies."""
+        told = Reports.none(len(self)) if reports is None else reports
+        return OrderStatuses(self.order, self.device, self.round_index, self.kind, told)
 
 
 def uplink(

@@ -1,6 +1,6 @@
 """Orders out of a request of the schedule: plan, extract, choose, cut and compress."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.arrays import Ints, distinct, join
+from anyfleet.arrays import Floats, Ints, distinct, grouped, join
 from anyfleet.core.check_in import Choices
 from anyfleet.core.codec_calls import compress
 from anyfleet.core.evaluation import served
@@ -18,7 +18,7 @@ from anyfleet.core.message_size import fetch_bits, index_bits, menu_bits, statis
 from anyfleet.core.messages import Kind, Params, SubModelSize, Trees
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
-from anyfleet.core.orders import Cohort, Download, downlink
+from anyfleet.core.orders import Cohort, Download, IssuedOrders, downlink
 from anyfleet.core.plans import Plans
 from anyfleet.core.return_checks import Caller, cut_out, hyperparameters, planned
 from anyfleet.core.view import Request, View
@@ -37,27 +37,25 @@ class PlanningState:
     visits: Ints  # how often each device was asked to train
     acknowledged: Ints  # the last order of each device whose training result counted, or -1
     states: Mapping[str, Any]  # of the policies, by slot
-    held: tuple["HeldResult", ...] = ()  # FETCH: the results that the devices hold
-
-
-class HeldResult(NamedTuple):
-    """A result that waits on its device."""
-
-    slice: Slice
-    width: float
-    key: int  # of the order that it replies to: its codec drew with it
+    # FETCH: the orders whose results the devices hold. Their codecs drew with the keys of these.
+    held: IssuedOrders | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedCohort:
-    """The orders to submit, and those that are declined."""
+    """The orders to submit or to offer, and those that are declined."""
 
     orders: Cohort
-    # For each remaining menu entry, its index in the planned menu.
-    entries: tuple[tuple[int, ...], ...]
-    menus: tuple[tuple[SubModelSize, ...], ...]  # each device's whole menu, as planned
+    menus: tuple["PlannedMenu", ...]  # for each menu of the orders, what was planned
     declined: Cohort
     reasons: tuple[str, ...]  # why, for each of the declined
+
+
+class PlannedMenu(NamedTuple):
+    """What a device can hold of a menu: sizes, and their places in the menu as planned."""
+
+    sizes: tuple[SubModelSize, ...]
+    places: tuple[int, ...]
 
 
 def plan_cohort(
@@ -66,23 +64,21 @@ def plan_cohort(
     """Return one order for each device, still without the model: some devices choose first."""
     count = len(devices)
     plans = _plans(devices, method, view, state)
-    slices, menus = _slices(plans, method, view, state)
-    # A device that chooses is planned for with the first entry until it has chosen.
-    widths, keys = [plans.options_of(row)[0].widest for row in range(count)], _keys(devices, state)
-    if request.kind == Kind.FETCH:
-        slices, menus = tuple(held.slice for held in state.held), ((),) * count
-        widths = [held.width for held in state.held]
-        keys = torch.tensor([held.key for held in state.held])
-    distinct_slices, slice_index = distinct(slices)
-    distinct_menus, menu_index = _listed_menus(menus)
+    if state.held is None:
+        cuts, keys = _extracted(plans, method, view, state), _keys(devices, state)
+    else:
+        held = state.held
+        none = np.full(count, -1)
+        cuts, keys = _Cuts(held.slices, held.slice_index, held.width, (), none, ()), held.key
+    fetched = np.asarray(request.held_orders, dtype=np.int64)
     orders = Cohort(
         id=state.issued + np.arange(count),
         device=devices,
         visit=state.visits[devices],
         key=keys,
-        slice_index=slice_index,
-        width=np.array(widths, dtype=np.float64),
-        menu_index=menu_index,
+        slice_index=cuts.slice_index,
+        width=cuts.width,
+        menu_index=cuts.menu_index,
         choice=np.full(count, -1),
         utility=np.full(count, np.nan),
         hyperparameters=plans.hyperparameters,
@@ -91,80 +87,87 @@ def plan_cohort(
         delivered_width=np.ones(count),
         column_width=view.devices.column_width[devices],
         acknowledged=state.acknowledged[devices],
-        held_order=np.array(
-            request.held_orders if len(request.held_orders) else (-1,) * count, dtype=np.int64
-        ),
+        held_order=fetched if len(fetched) else np.full(count, -1),
         kind=request.kind,
         round_index=view.round_index,
         cohort_key=int(rng.fold(rng.root(state.seed, "cohort"), view.round_index)),
         job=method.job(),
-        slices=distinct_slices,
-        menus=distinct_menus,
+        slices=cuts.slices,
+        menus=cuts.menus,
         downloads=(),
     )
-    if request.kind == Kind.FETCH:
-        return PlannedCohort(orders, ((),) * count, ((),) * count, orders.take([]), ())
-    return _sorted_out(orders, plans, view)
-
-
-def _sorted_out(orders: Cohort, plans: Plans, view: View) -> PlannedCohort:
-    """Return the orders to submit, and apart from them those that no device shall get."""
-    orders, entries, full = _fitting(orders, view)
+    if state.held is not None:
+        return PlannedCohort(orders, (), orders.take([]), ())
+    planned, full = _fitting(PlannedCohort(orders, cuts.planned, orders.take([]), ()), view)
     # A planner declines training; a device can always be asked something that it can hold.
-    skipped = plans.declined if orders.kind in _TRAINS else ("",) * len(orders)
-    reasons = [a or b for a, b in zip(skipped, full, strict=True)]
-    menus = tuple(map(plans.menu_of, range(len(plans))))
-    return _apart(PlannedCohort(orders, tuple(entries), menus, orders.take([]), ()), reasons)
+    skipped = plans.declined if orders.kind in _TRAINS and any(plans.declined) else full
+    return _apart(planned, [a or b for a, b in zip(skipped, full, strict=True)])
 
 
 def _apart(planned: PlannedCohort, reasons: Sequence[str]) -> PlannedCohort:
     """Return the cohort with those orders declined for which there is a reason."""
-    no = [row for row, reason in enumerate(reasons) if reason]
-    go = np.setdiff1d(np.arange(len(reasons)), no)
-    return PlannedCohort(
-        orders=planned.orders.take(go),
-        entries=tuple(planned.entries[row] for row in go),
-        menus=tuple(planned.menus[row] for row in go),
+    if not any(reasons):
+        return planned
+    no = np.array([bool(reason) for reason in reasons], dtype=bool)
+    return replace(
+        planned,
+        orders=planned.orders.take(~no),
         declined=join([planned.declined, planned.orders.take(no)]),
-        reasons=(*planned.reasons, *(reasons[row] for row in no)),
+        reasons=(*planned.reasons, *filter(None, reasons)),
     )
 
 
-def _fitting(orders: Cohort, view: View) -> tuple[Cohort, list[tuple[int, ...]], list[str]]:
+def _fitting(planned: PlannedCohort, view: View) -> tuple[PlannedCohort, Sequence[str]]:
     """Return the orders without the menu entries that a device cannot hold.
 
-    With them come the places that the entries left have in the whole menu, and why a device gets no
-    order at all, or "". By what devices report: none is asked for what it says it cannot hold.
+    With them comes why a device gets no order at all, or "". By what devices report: none is asked
+    for what it says it cannot hold. One that does not know its memory is asked.
     """
+    orders, reasons = planned.orders, [""] * len(planned.orders)
     room = view.conditions(orders.device).memory
-    entries, menus, reasons = [], [], []
-    for row in range(len(orders)):
-        menu = orders.menu_of(row)
-        batch = int(orders.hyperparameters.batch_size[row]) if orders.kind in _TRAINS else None
-        needs = [view.memory(slice_, batch) for slice_ in menu or (orders.slice_of(row),)]
-        fits = tuple(place for place in range(len(menu)) if needs[place] <= room[row])
-        entries.append(fits)
-        menus.append(tuple(menu[place] for place in fits))
-        reasons.append(too_large(min(needs), float(room[row])))
-    slices, slice_index = distinct(
-        [kept[0] if kept else orders.slice_of(row) for row, kept in enumerate(menus)]
-    )
-    listed, menu_index = _listed_menus(menus)
+    room = np.where(np.isnan(room), np.inf, room)
+    needs = _needs(orders, view)
+    least = np.nanmin(needs, axis=1, initial=np.inf)
+    for row in np.flatnonzero(least > room).tolist():
+        reasons[row] = too_large(float(least[row]), float(room[row]))
+    chooses = orders.menu_index >= 0
+    fits = needs <= room[:, None]
+    if fits[chooses].sum() == (~np.isnan(needs[chooses])).sum():
+        return planned, reasons
+    # Few different menus are left over: one for each menu and each set of what fits.
+    rows = np.flatnonzero(chooses & fits.any(axis=1))
+    first, index = grouped(orders.menu_index[rows], *fits[rows].T)
+    cuts, menus = [], []
+    for row in rows[first].tolist():
+        sizes, places = planned.menus[int(orders.menu_index[row])]
+        left = np.flatnonzero(fits[row]).tolist()
+        cuts.append(tuple(orders.menu_of(row)[place] for place in left))
+        menus.append(PlannedMenu(tuple(sizes[i] for i in left), tuple(places[i] for i in left)))
+    slices, number = distinct([*orders.slices, *(cut[0] for cut in cuts)])
+    menu_index, slice_index = np.full(len(orders), -1), number[orders.slice_index]
+    menu_index[rows], slice_index[rows] = index, number[len(orders.slices) + index]
     orders = replace(
-        orders, menus=listed, menu_index=menu_index, slices=slices, slice_index=slice_index
+        orders, menus=tuple(cuts), menu_index=menu_index, slices=slices, slice_index=slice_index
     )
-    return orders, entries, reasons
+    return replace(planned, orders=orders, menus=tuple(menus)), reasons
 
 
-def _listed_menus(
-    menus: Sequence[tuple[Slice, ...]],
-) -> tuple[tuple[tuple[Slice, ...], ...], Ints]:
-    """Return the different menus, and the number of each one given; -1 for an empty one."""
-    found, index = distinct(menus)
-    full = [number for number, menu in enumerate(found) if menu]
-    renumbered = np.full(len(found), -1)
-    renumbered[full] = np.arange(len(full))
-    return tuple(found[number] for number in full), renumbered[index]
+def _needs(orders: Cohort, view: View) -> Floats:
+    """Return the bytes that each order, or each entry of its menu, needs: [orders, entries].
+
+    NaN stands for entries that there are not.
+    """
+    trains = orders.kind in _TRAINS
+    batch = orders.hyperparameters.batch_size
+    alike = orders.menu_index, orders.slice_index
+    first, index = grouped(*alike, batch) if trains else grouped(*alike)
+    options = [orders.menu_of(row) or (orders.slice_of(row),) for row in first.tolist()]
+    needs = np.full((len(first), max(map(len, options), default=1)), np.nan)
+    for place, row in enumerate(first.tolist()):
+        size = int(batch[row]) if trains else None
+        needs[place, : len(options[place])] = [view.memory(each, size) for each in options[place]]
+    found: Floats = needs[index]
+    return found
 
 
 def too_large(needed: float, there: float) -> str:
@@ -180,20 +183,24 @@ def apply_choices(planned: PlannedCohort, choices: Choices) -> PlannedCohort:
     A device may have declined all of it.
     """
     orders = planned.orders
-    chosen = [
-        menu[entry] if (menu := orders.menu_of(row)) else orders.slice_of(row)
-        for row, entry in enumerate(choices.entry)
+    rows = np.flatnonzero(orders.menu_index >= 0)
+    first, index = grouped(orders.menu_index[rows], choices.entry[rows])
+    entries = [
+        (int(orders.menu_index[row]), int(choices.entry[row])) for row in rows[first].tolist()
     ]
-    slices, slice_index = distinct(chosen)
-    pairs = zip(planned.entries, choices.entry, strict=True)
-    # By its place in the plan: one number means one size, whatever else a device could hold.
-    choice = np.array([left[entry] if left else -1 for left, entry in pairs], dtype=np.int64)
-    width = np.array(
-        [
-            menu[place].widest if menu else before
-            for menu, place, before in zip(planned.menus, choice, orders.width, strict=True)
-        ]
+    slices, number = distinct(
+        [*orders.slices, *(orders.menus[menu][entry] for menu, entry in entries)]
     )
+    slice_index, width = number[orders.slice_index], orders.width.copy()
+    slice_index[rows] = number[len(orders.slices) :][index]
+    width[rows] = _floats(planned.menus[menu].sizes[entry].widest for menu, entry in entries)[index]
+    # By its place in the plan: one number means one size, whatever else a device could hold.
+    choice = np.full(len(orders), -1)
+    choice[rows] = _floats(planned.menus[menu].places[entry] for menu, entry in entries)[index]
+    # As with plans: a device declines to train, and can always be asked something.
+    reasons = choices.declined if orders.kind in _TRAINS else ("",) * len(orders)
+    if any(reasons):
+        choice[[bool(reason) for reason in reasons]] = -1
     orders = replace(
         orders,
         slices=slices,
@@ -203,11 +210,11 @@ def apply_choices(planned: PlannedCohort, choices: Choices) -> PlannedCohort:
         utility=choices.utility,
         hyperparameters=choices.hyperparameters,
     )
-    # As with plans: a device declines to train, and can always be asked something.
-    reasons = choices.declined if orders.kind in _TRAINS else ("",) * len(orders)
-    nothing = np.array([bool(reason) for reason in reasons], dtype=bool)
-    orders = replace(orders, choice=np.where(nothing, -1, orders.choice))
     return _apart(replace(planned, orders=orders), reasons)
+
+
+def _floats(values: Iterable[float]) -> Floats:
+    return np.array(list(values), dtype=np.float64)
 
 
 def load_models(
@@ -217,30 +224,15 @@ def load_models(
     if orders.kind == Kind.FETCH:
         asked = np.array([fetch_bits(slice_, task.blueprint) for slice_ in orders.slices])
         return replace(orders, bits=asked[orders.slice_index])
-    found: dict[Hashable, int] = {}
-    downloads: list[Download] = []
-    index = []
-    for row in range(len(orders)):
-        slice_ = orders.slice_of(row)
-        # Columns depend on the width as it was planned; without columns nothing does.
-        column = float(orders.column_width[row])
-        alike = (slice_, column, float(orders.width[row])) if column < 1 else slice_
-        if alike not in found:
-            one = orders.take([row])
-            downloads.append(package(one, params, buffers, method=method, task=task))
-            found[alike] = len(downloads) - 1
-        index.append(found[alike])
+    # Columns depend on the width as it was planned; without columns nothing does.
+    column = orders.column_width
+    first, index = grouped(orders.slice_index, column, np.where(column < 1, orders.width, 1.0))
+    downloads = tuple(
+        package(orders.take([row]), params, buffers, method=method, task=task) for row in first
+    )
     menus = np.array([*(menu_bits(menu, task.blueprint) for menu in orders.menus), 0.0])
     sizes = np.array([each.bits for each in downloads])[index] + menus[orders.menu_index]
-    return replace(orders, downloads=tuple(downloads), download_index=np.array(index), bits=sizes)
-
-
-def server_names(slice_: Slice, *, method: Method, task: Task) -> dict[str, str]:
-    """Return under which names the server keeps a width's own normalisation.
-
-    Empty when all widths have the same.
-    """
-    return method.norm.own_names(task.blueprint, slice_)
+    return replace(orders, downloads=downloads, download_index=index, bits=sizes)
 
 
 def branch(
@@ -252,8 +244,9 @@ def branch(
     buffers: dict[str, Tensor],
 ) -> None:
     """Start a width's own normalisation from the common one when it is first used, in place."""
-    for slice_ in set(orders.slices):
-        for name, mine in server_names(slice_, method=method, task=task).items():
+    for number in np.unique(orders.slice_index).tolist():
+        names = method.norm.own_names(task.blueprint, orders.slices[number])
+        for name, mine in names.items():
             tree = params if name in params else buffers
             if mine not in tree:
                 tree[mine] = tree[name]
@@ -282,35 +275,57 @@ def _plans(devices: Ints, method: Method, view: View, state: PlanningState) -> P
     return planned(found, caller, plans, view.blueprint)
 
 
-def _slices(
-    plans: Plans, method: Method, view: View, state: PlanningState
-) -> tuple[tuple[Slice, ...], tuple[tuple[Slice, ...], ...]]:
+class _Cuts(NamedTuple):
+    """The slices of a cohort and of its menus, as fields of a `Cohort`."""
+
+    slices: tuple[Slice, ...]
+    slice_index: Ints
+    width: Floats
+    menus: tuple[tuple[Slice, ...], ...]
+    menu_index: Ints
+    planned: tuple[PlannedMenu, ...]
+
+
+def _extracted(plans: Plans, method: Method, view: View, state: PlanningState) -> _Cuts:
     """Return the slice of every device, and the slices of its menu.
 
     A device that chooses is planned for with the first entry until it has chosen.
     """
     extract, own = method.extract, state.states["extract"]
-    root, devices = rng.root(state.seed, "extract"), plans.device.tolist()
+    root, caller = rng.root(state.seed, "extract"), Caller("extract", extract, view.round_index)
     # By visit: a device may be asked twice within a round of an asynchronous run.
     visits = torch.from_numpy(state.visits[plans.device])
     own_keys = rng.fold(rng.fold(root, torch.from_numpy(plans.device)), visits)
     shared_key = rng.fold(root, view.round_index)
-    caller = Caller("extract", extract, view.round_index)
     known: dict[tuple[SubModelSize, int | None], Slice] = {}
 
     def cut(size: SubModelSize, row: int) -> Slice:
-        key, device = (own_keys[row], devices[row]) if extract.personal else (shared_key, None)
+        device = int(plans.device[row]) if extract.personal else None
         if (size, device) not in known:
+            key = own_keys[row] if extract.personal else shared_key
             with during("extract", extract):
                 found = extract(size, view, own, key, device)
             known[size, device] = cut_out(found, caller, view.blueprint)
         return known[size, device]
 
-    menus = tuple(tuple(cut(size, row) for size in plans.menu_of(row)) for row in range(len(plans)))
-    slices = tuple(
-        menu[0] if menu else cut(plans.size_of(row), row) for row, menu in enumerate(menus)
+    chooses = np.array([*map(bool, plans.menus), False])[plans.menu_index]
+    alike = np.where(chooses, -1 - plans.menu_index, plans.size_index)
+    first, index = grouped(np.arange(len(plans)) if extract.personal else alike)
+    options = [plans.options_of(row) for row in first.tolist()]
+    cuts = [tuple(cut(s, row) for s in sizes) for row, sizes in zip(first, options, strict=True)]
+    slices, number = distinct([each[0] for each in cuts])
+    menus = np.flatnonzero(chooses[first])
+    numbers = np.full(len(first), -1)
+    numbers[menus] = np.arange(len(menus))
+    planned = (PlannedMenu(options[i], tuple(range(len(options[i])))) for i in menus)
+    return _Cuts(
+        slices=slices,
+        slice_index=number[index],
+        width=_floats(sizes[0].widest for sizes in options)[index],
+        menus=tuple(cuts[i] for i in menus),
+        menu_index=numbers[index],
+        planned=tuple(planned),
     )
-    return slices, menus
 
 
 def package(

@@ -1,109 +1,109 @@
-"""Replies on the server: an order with its reply, and the updates that replies amount to."""
+"""Replies on the server: orders with their replies, and the updates that replies amount to."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from anyfleet.arrays import join
-from anyfleet.core.message_size import measured_sent_fraction
-from anyfleet.core.messages import Charges, Kind, Params
-from anyfleet.core.method import Method
+from anyfleet.arrays import Arrays, Ints, alike, distinct
+from anyfleet.core.message_size import Received, received
+from anyfleet.core.messages import Charges, Params
+from anyfleet.core.method import Job
 from anyfleet.core.objectives import Task
-from anyfleet.core.orders import Cohort
-from anyfleet.core.planning import server_names
-from anyfleet.core.stacks import Replies
+from anyfleet.core.orders import IssuedOrders
+from anyfleet.core.stacks import Replies, Stack
 from anyfleet.core.updates import Updates
-from anyfleet.elastic import Blueprint, Slice, cut, narrowed
+from anyfleet.elastic import Blueprint, Slice, cut
 
 
-class RepliedOrder(NamedTuple):
-    """A single order, the reply to it, and what it cost."""
+@dataclass(frozen=True, eq=False)
+class RepliedOrders(Arrays):
+    """Orders, the replies to them, and what they cost; one row each."""
 
-    order: Cohort  # of one row, as the others
-    reply: Replies
+    orders: IssuedOrders
+    replies: Replies
     charges: Charges
-
-    @property
-    def number(self) -> int:
-        """The number of the order."""
-        return int(self.order.id[0])
-
-    def received_slice(self, blueprint: Blueprint) -> Slice:
-        """Return the coordinates that the reply has: fewer than ordered when a link cut it."""
-        return narrowed(self.order.slice_of(0), float(self.reply.delivered_width[0]), blueprint)
-
-    @property
-    def has_statistics(self) -> bool:
-        """Whether the reply brings statistics of normalisation."""
-        return bool(self.reply.trees_of(0).get("buffers"))
-
-    @property
-    def result_of(self) -> int | None:
-        """The number of the order whose training result this is; None if it has none."""
-        if self.order.kind not in (Kind.TRAIN, Kind.FETCH):
-            return None
-        return int((self.order.held_order if self.order.kind == Kind.FETCH else self.order.id)[0])
 
 
 @dataclass(frozen=True)
 class IncomingReplies:
     """The replies of one round, turned into changes of the server's current model."""
 
-    method: Method
+    job: Job
     task: Task
     round_index: int
 
-    def trained(self, replied: Sequence[RepliedOrder], params: Params) -> Updates:
+    def trained(self, replied: RepliedOrders, params: Params) -> Updates:
         """Return the changes of the parameters, whether devices sent changes or weights."""
-        return self._gathered(replied, [self._change(each, params) for each in replied])
+        return self._gathered(replied, params, ("weights", "delta"))
 
-    def statistics(self, replied: Sequence[RepliedOrder], buffers: Params) -> Updates:
+    def statistics(self, replied: RepliedOrders, buffers: Params) -> Updates:
         """Return the changes of the statistics that travel; each of the replies must have some."""
-        changes = [
-            self._difference(each.reply.trees_of(0)["buffers"], buffers, each) for each in replied
-        ]
-        return self._gathered(replied, changes)
+        return self._gathered(replied, buffers, ("buffers",))
 
-    def _change(self, replied: RepliedOrder, params: Params) -> Params:
-        """Return how a reply changes the parameters, under the names that the server has."""
-        trees = replied.reply.trees_of(0)
-        if "weights" in trees:
-            return self._difference(trees["weights"], params, replied)
-        names = self._names(replied)
-        return {names.get(name, name): value for name, value in trees["delta"].items()}
-
-    def _difference(self, new: Params, current: Params, replied: RepliedOrder) -> Params:
-        """Return what a device has more than the server, under the names that the server has."""
-        names, blueprint = self._names(replied), self.task.blueprint
-        mine = {name: current[names.get(name, name)] for name in new}
-        old = cut(mine, replied.received_slice(blueprint), blueprint)
-        return {names.get(name, name): value - old[name] for name, value in new.items()}
-
-    def _names(self, replied: RepliedOrder) -> dict[str, str]:
-        """Return the server's names of a width's own normalisation, by the slice as ordered."""
-        return server_names(replied.order.slice_of(0), method=self.method, task=self.task)
-
-    def _sent_fraction(self, replied: RepliedOrder) -> float:
-        """Return the bits of a reply over those of an uncompressed one."""
-        return measured_sent_fraction(replied.order, replied.reply, self.task.blueprint)
-
-    def _gathered(self, replied: Sequence[RepliedOrder], changes: Sequence[Params]) -> Updates:
-        """Return the updates of these replies, given what each of them changes."""
-        blueprint = self.task.blueprint
-        replies = join([each.reply for each in replied])
-        ages = [self.round_index - each.order.round_index for each in replied]
+    def _gathered(self, replied: RepliedOrders, current: Params, trees: tuple[str, ...]) -> Updates:
+        """Return the updates that the trees of these replies amount to."""
+        orders, replies, blueprint = replied.orders, replied.replies, self.task.blueprint
+        came = received(orders, replies, self.job, blueprint)
+        changed = self._changed(replied, came, current, trees)
+        rows = range(len(changed))
         return Updates.of(
-            changes,
+            [changed.trees_of(row)["delta"] for row in rows],
             blueprint,
-            slices=[each.received_slice(blueprint) for each in replied],
+            slices=[came.slices[number] for number in came.slice_index.tolist()],
             device=replies.device,
             samples=replies.samples.astype(np.float64),
-            staleness=ages,
-            sent_fraction=[self._sent_fraction(each) for each in replied],
+            staleness=self.round_index - orders.round_index,
+            sent_fraction=came.sent_fraction,
             bits=replies.bits,
-            masks=[replies.masks_of(row) for row in range(len(replies))],
-            sent=[replies.kept_of(row) for row in range(len(replies))],
-            reports=[replies.report_of(row) for row in range(len(replies))],
+            masks=[changed.masks_of(row) for row in rows],
+            sent=[changed.kept_of(row) for row in rows],
+            reports=[changed.report_of(row) for row in rows],
         )
+
+    def _changed(
+        self, replied: RepliedOrders, came: Received, current: Params, trees: tuple[str, ...]
+    ) -> Replies:
+        """Return the replies with one tree, "delta": how each changes the server's current model.
+
+        It has the names that the server has: those of a width's own normalisation follow the slice
+        as ordered. What devices of one stack sent stays together.
+        """
+        orders, replies = replied.orders, replied.replies
+        norm, blueprint = self.job.norm, self.task.blueprint
+        names = [tuple(norm.own_names(blueprint, each).items()) for each in orders.slices]
+        _, renaming = distinct(names)
+        stacks: list[Stack] = []
+        index, place = replies.stack_index.copy(), replies.place.copy()
+        for rows in alike(replies.stack_index, renaming[orders.slice_index]):
+            stack = replies.stacks[int(replies.stack_index[rows[0]])]
+            own = dict(names[int(orders.slice_index[rows[0]])])
+            tree = next(each for each in trees if stack.trees.get(each))
+            if tree != "delta" or own:
+                stack = stack.take(replies.place[rows])
+                place[rows] = np.arange(len(rows))
+                values = stack.trees[tree]
+                if tree != "delta":
+                    mine = {name: current[own.get(name, name)] for name in values}
+                    old = _cuts(mine, came.slices, came.slice_index[rows], blueprint)
+                    values = {name: value - old[name] for name, value in values.items()}
+                delta = {own.get(name, name): value for name, value in values.items()}
+                stack = replace(stack, trees={"delta": delta}, symbols=None)
+            index[rows] = len(stacks)
+            stacks.append(stack)
+        return replace(replies, stack_index=index, place=place, stacks=tuple(stacks))
+
+
+def _cuts(
+    tree: Params, slices: Sequence[Slice], index: Ints, blueprint: Blueprint
+) -> dict[str, Tensor]:
+    """Return what each row's slice has of a tree, stacked; one for all where slices are equal."""
+    numbers, which = np.unique(index, return_inverse=True)
+    cuts = [cut(tree, slices[number], blueprint) for number in numbers.tolist()]
+    if len(cuts) == 1:
+        return cuts[0]
+    rows = torch.from_numpy(which)
+    stacked = {name: torch.stack([each[name] for each in cuts]) for name in tree}
+    return {name: value[rows.to(value.device)] for name, value in stacked.items()}

@@ -7,7 +7,7 @@ came. The checks look at whole cohorts and at metadata; of tensors only bit coun
 
 import math
 import numbers
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
@@ -82,7 +82,7 @@ def fetched(found: Any, caller: Caller, held: OrderStatuses) -> OrderStatuses:
     return held.take([row_of[order] for order in wanted])
 
 
-def requests(found: Any, caller: Caller, held: Collection[int]) -> tuple[Request, ...]:
+def requests(found: Any, caller: Caller, held: Ints) -> tuple[Request, ...]:
     """Check what a schedule wants issued; `held` are the orders whose results can be fetched."""
     due = "a tuple of anyfleet.parts.Request"
     if isinstance(found, Request):
@@ -92,7 +92,7 @@ def requests(found: Any, caller: Caller, held: Collection[int]) -> tuple[Request
     return tuple(_request(each, caller, held) for each in found)
 
 
-def _request(found: Any, caller: Caller, held: Collection[int]) -> Request:
+def _request(found: Any, caller: Caller, held: Ints) -> Request:
     """Check a request of a schedule, and return it with arrays for the numbers in it."""
     if not isinstance(found, Request):
         due = "a tuple of anyfleet.parts.Request"
@@ -108,8 +108,9 @@ def _request(found: Any, caller: Caller, held: Collection[int]) -> Request:
         devices = _numbers(devices, caller, due)
     due = "orders whose results are held, as the held_orders of a Request"
     orders = _numbers(found.held_orders, caller, due)
-    if unknown := [order for order in orders.tolist() if order not in held]:
-        caller.refuse(f"a Request of orders {unknown[:5]}", due)
+    unknown = orders[~np.isin(orders, held)]
+    if len(unknown):
+        caller.refuse(f"a Request of orders {unknown[:5].tolist()}", due)
     return replace(found, devices=devices, held_orders=orders)
 
 
@@ -134,11 +135,12 @@ def enough(found: Any, caller: Caller) -> int:
     return int(found)
 
 
-def orders(found: Any, caller: Caller, known: Collection[int], what: str) -> Ints:
+def orders(found: Any, caller: Caller, known: Ints, what: str) -> Ints:
     """Check numbers of orders: each of them is `known`, and none is there twice."""
     due = f"an array of the numbers of orders that are {what}, none twice"
     wanted = _numbers(found, caller, due)
-    if unknown := [order for order in wanted.tolist() if order not in known]:
+    unknown = wanted[~np.isin(wanted, known)]
+    if len(unknown):
         caller.refuse(f"orders that are not {what} ({_listed(unknown)})", due)
     if repeated := _repeated(wanted):
         caller.refuse(f"orders twice ({_listed(repeated)})", due)

@@ -7,24 +7,27 @@ check withstands.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
+from itertools import islice
 from numbers import Real
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
-from anyfleet.arrays import Flags, Floats, Ints
+from anyfleet.arrays import Flags, Floats, Ints, alike
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import Conditions, Kind, Params, Report
+from anyfleet.core.messages import Conditions, Kind, Params
+from anyfleet.core.method import Job
 from anyfleet.core.objectives import Task
-from anyfleet.core.orders import Cohort
+from anyfleet.core.orders import IssuedOrders
 from anyfleet.core.slots import MEASURES
-from anyfleet.core.stacks import Replies
+from anyfleet.core.stacks import Replies, Reported, Stack
 from anyfleet.elastic import Blueprint
 
 SETTLED = 3  # devices of which update sizes are known before a median says what is usual
@@ -50,100 +53,232 @@ class Screen:
     """The checks that each reply has to pass, whatever the others are like."""
 
     limits: Limits
+    job: Job
     blueprint: Blueprint
     declared: Ints  # training samples of every device
     metrics: frozenset[str] = frozenset()  # names that an evaluation reports besides the loss
 
     @classmethod
-    def of(cls, task: Task, declared: Ints, limits: Limits) -> "Screen":
+    def of(cls, task: Task, job: Job, declared: Ints, limits: Limits) -> "Screen":
         """Return the checks for the replies of a fleet that learns this task."""
-        return cls(limits, task.blueprint, declared, frozenset(task.metrics))
+        return cls(limits, job, task.blueprint, declared, frozenset(task.metrics))
 
-    def refusals(self, orders: Sequence[Cohort], replies: Sequence[Replies]) -> list[str]:
+    def refusals(self, orders: IssuedOrders, replies: Replies) -> list[str]:
         """Return for each reply why it is refused, or "" for those that may count."""
-        found = []
-        for order, reply, norms in zip(orders, replies, _norms(replies), strict=True):
-            wrong = (
-                *self._values(order, reply, norms),
-                *self._samples(order, reply),
-                *self._reported(order, reply.report_of(0)),
-            )
-            found.append("".join(wrong[:1]))
-        return found
+        found = _Refusals(len(replies))
+        groups = alike(replies.stack_index, orders.kind_index)
+        places = [_Places(rows, replies.place[rows]) for rows in groups]
+        stacks = [replies.stacks[int(replies.stack_index[rows[0]])] for rows in groups]
+        facts = _facts(stacks, self._variances)
+        for at, stack, known in zip(places, stacks, facts, strict=True):
+            self._check_values(found, at, stack, known)
+        self._check_samples(found, orders, replies)
+        for at, stack in zip(places, stacks, strict=True):
+            training = orders.kinds[int(orders.kind_index[at.rows[0]])] in _TRAINING
+            self._check_reports(found, at, stack.report, training)
+        return found.reasons
 
-    def _values(self, order: Cohort, reply: Replies, norms: list[float]) -> Iterator[str]:
-        """Yield what is wrong with the tensors of a reply, of which the norms are given."""
-        for (name, tree), norm in zip(reply.trees_of(0).items(), norms, strict=True):
-            length = norm
-            if not math.isfinite(norm):
+    @cached_property
+    def _variances(self) -> frozenset[str | None]:
+        """The names of running variances: one below zero makes a model NaN."""
+        return frozenset(site.variance for site in self.blueprint.norms)
+
+    def _check_values(
+        self, found: "_Refusals", at: "_Places", stack: Stack, facts: Mapping[str, "_Facts"]
+    ) -> None:
+        """Refuse replies for their tensors."""
+        for name, tree in stack.trees.items():
+            if not tree:
+                continue
+            lengths, negative = (values[at.places] for values in facts[name])
+            for where in np.flatnonzero(~np.isfinite(lengths)).tolist():
                 # A sum of large squares may overflow where the numbers themselves do not.
-                yield from (f"not finite: {n}" for n, value in tree.items() if not _finite(value))
-                length = math.hypot(*(_length(value) for value in tree.values()))
-            if name == order.job.send and length > self.limits.norm:
-                yield f"norm: {length:.3g} is above {self.limits.norm:.3g}"
-            if name == "buffers":
-                yield from self._variances(tree)
+                place, row = int(at.places[where]), int(at.rows[where])
+                bad = (n for n, value in tree.items() if not _finite(value[place]))
+                found.refuse(row, "".join(f"not finite: {n}" for n in islice(bad, 1)))
+                lengths[where] = math.hypot(*(_length(value[place]) for value in tree.values()))
+            if name == self.job.send:
+                for where in np.flatnonzero(lengths > self.limits.norm).tolist():
+                    above = f"norm: {lengths[where]:.3g} is above {self.limits.norm:.3g}"
+                    found.refuse(int(at.rows[where]), above)
+            for where in np.flatnonzero(negative).tolist():
+                place = int(at.places[where])
+                below = (n for n in tree if n in self._variances and (tree[n][place] < 0).any())
+                found.refuse(int(at.rows[where]), f"variance: {next(below)} is negative")
 
-    def _variances(self, tree: Params) -> Iterator[str]:
-        """Yield the running variances below zero: one of them makes a model NaN."""
-        variances = {site.variance for site in self.blueprint.norms}
-        for name, value in tree.items():
-            if name in variances and bool((value < 0).any()):
-                yield f"variance: {name} is negative"
-
-    def _samples(self, order: Cohort, reply: Replies) -> Iterator[str]:
-        """Yield a number of samples that the device does not have."""
-        samples, most = int(reply.samples[0]), int(self.declared[int(order.device[0])])
+    def _check_samples(self, found: "_Refusals", orders: IssuedOrders, replies: Replies) -> None:
+        """Refuse numbers of samples that a device does not have."""
+        samples, most = replies.samples, self.declared[orders.device]
         # Devices evaluate on test data, of which they declare nothing.
-        if samples < 0 or (order.kind != Kind.EVALUATE and samples > most):
-            yield f"samples: {samples} of {most}"
+        beyond = (samples > most) & (orders.kind != Kind.EVALUATE)
+        for row in np.flatnonzero((samples < 0) | beyond).tolist():
+            found.refuse(row, f"samples: {samples[row]} of {most[row]}")
 
-    def _reported(self, order: Cohort, report: Report) -> Iterator[str]:
-        """Yield what is wrong with a report."""
-        count = sum(len(each) if isinstance(each, tuple) else 1 for each in report.values())
+    def _check_reports(
+        self, found: "_Refusals", at: "_Places", reported: Reported, training: bool
+    ) -> None:
+        """Refuse reports; devices of one stack report under the same names."""
+        columns = {name: values[at.places] for name, values in reported.items()}
+        counts = sum(map(_counts, columns.values()), np.zeros(len(at.rows), dtype=np.int64))
         most = self.limits.for_model(self.blueprint).report
-        if len(report) > MOST_NAMES or count > most:
-            yield f"report: {count} numbers under {len(report)} names; at most {most}, {MOST_NAMES}"
+        for where in np.flatnonzero((counts > most) | (len(columns) > MOST_NAMES)).tolist():
+            many = f"{counts[where]} numbers under {len(columns)} names"
+            found.refuse(int(at.rows[where]), f"report: {many}; at most {most}, {MOST_NAMES}")
+        if not all(isinstance(name, str) for name in columns):
+            found.refuse_all(at.rows, "report: a name that is no text")
             return
-        if not all(isinstance(name, str) for name in report):
-            yield "report: a name that is no text"
-            return
-        measures = order.job.measures
-        scalars = MEASURES.union(*(each.scalars for each in measures))
-        vectors = frozenset[str]().union(*(each.vectors for each in measures))
-        nonnegative = _ALWAYS.union(*(each.nonnegative for each in measures))
-        for name, value in report.items():
-            yield from self._unasked(order, name)
+        for name, values in columns.items():
+            wrong = self._unasked(name, training)
+            if not wrong and values.dtype == object:
+                self._check_odd(found, at.rows, name, values, training)
+                continue
+            wrong = wrong or self._misshapen(name, values.ndim > 1, training)
+            if wrong:
+                found.refuse_all(at.rows, f"report: {wrong}")
+            else:
+                self._check_numbers(found, at.rows, name, values.reshape(len(values), -1))
+
+    def _check_odd(
+        self, found: "_Refusals", rows: Ints, name: str, values: NDArray[Any], training: bool
+    ) -> None:
+        """Refuse what devices reported that is not an array of numbers, one by one."""
+        for row, value in zip(rows.tolist(), values, strict=True):
             several = isinstance(value, tuple)
             numbers = value if several else (value,)
-            if several and (name in scalars or order.kind not in _TRAINING):
-                yield f"report: several numbers as {name}"
-            elif name in vectors and not several:
-                yield f"report: one number as {name}"
+            if wrong := self._misshapen(name, several, training):
+                found.refuse(row, f"report: {wrong}")
             elif not all(isinstance(number, Real) for number in numbers):
-                yield f"report: {name} is no number"
+                found.refuse(row, f"report: {name} is no number")
             else:
-                yield from _strange(name, numbers, name in nonnegative)
+                self._check_numbers(found, np.array([row]), name, _infinite(numbers))
 
-    def _unasked(self, order: Cohort, name: str) -> Iterator[str]:
-        """Yield a name under which nothing was to be reported."""
+    def _misshapen(self, name: str, several: bool, training: bool) -> str:
+        """Return why one number, or several, cannot stand under a name, or ""."""
+        if several and (name in self._names.scalars or not training):
+            return f"several numbers as {name}"
+        return f"one number as {name}" if name in self._names.vectors and not several else ""
+
+    def _check_numbers(self, found: "_Refusals", rows: Ints, name: str, numbers: Floats) -> None:
+        """Refuse what no honest device reports under this name; numbers are [devices, numbers]."""
+        nonnegative = name in self._names.nonnegative
+        endless = np.isinf(numbers) | (np.isnan(numbers) if name in _ALWAYS else False)
+        outside = (np.abs(numbers) > LARGEST) | ((numbers < 0) if nonnegative else False)
+        wrong = endless | outside
+        for where in np.flatnonzero(wrong.any(axis=1)).tolist():
+            place = int(wrong[where].argmax())
+            if endless[where, place]:
+                found.refuse(int(rows[where]), f"not finite: {name}")
+                continue
+            least, number = 0 if nonnegative else -LARGEST, numbers[where, place]
+            span = f"[{least:g}, {LARGEST:g}]"
+            found.refuse(int(rows[where]), f"report: {name} of {number:.3g} is not in {span}")
+
+    @cached_property
+    def _names(self) -> "_Names":
+        """Which names stand for one number, for several, and for none below zero."""
+        measures = self.job.measures
+        return _Names(
+            MEASURES.union(*(each.scalars for each in measures)),
+            frozenset[str]().union(*(each.vectors for each in measures)),
+            _ALWAYS.union(*(each.nonnegative for each in measures)),
+        )
+
+    def _unasked(self, name: str, training: bool) -> str:
+        """Return why nothing was to be reported under a name, or ""."""
         if len(name) > LONGEST_NAME:
-            yield f"report: a name of {len(name)} characters; at most {LONGEST_NAME}"
-        elif order.kind in _TRAINING:
-            # A trainer may report what it likes, but a measure only if some part asks for it.
-            measured = any(name in each.names for each in order.job.measures)
-            if measured and name not in order.job.report:
-                yield f"report: {name} was not asked for"
-        elif name not in {"loss", *self.metrics}:
-            yield f"report: {name} was not asked for"
+            return f"a name of {len(name)} characters; at most {LONGEST_NAME}"
+        # A trainer may report what it likes, but a measure only if some part asks for it.
+        measured = any(name in each.names for each in self.job.measures)
+        refused = measured and name not in self.job.report
+        if not training:
+            refused = name not in {"loss", *self.metrics}
+        return f"{name} was not asked for" if refused else ""
 
 
-def _norms(replies: Sequence[Replies]) -> list[list[float]]:
-    """Return the norm of every tree of every reply; a GPU is waited for only once."""
-    trees = [[list(tree.values()) for tree in reply.trees_of(0).values()] for reply in replies]
-    found = [get_total_norm(tree) for each in trees for tree in each if tree]
-    lengths = iter(torch.stack([one.double() for one in found]).tolist() if found else [])
-    return [[next(lengths) if tree else 0.0 for tree in each] for each in trees]
+class _Names(NamedTuple):
+    """What the names of reported numbers stand for."""
+
+    scalars: frozenset[str]
+    vectors: frozenset[str]
+    nonnegative: frozenset[str]
+
+
+class _Places(NamedTuple):
+    """Replies of one stack: their rows among all, and their places in the stack."""
+
+    rows: Ints
+    places: Ints
+
+
+class _Refusals:
+    """Why replies are refused, as it is found out; the first reason counts."""
+
+    def __init__(self, count: int) -> None:
+        self.reasons = [""] * count
+
+    def refuse(self, row: int, reason: str) -> None:
+        self.reasons[row] = self.reasons[row] or reason
+
+    def refuse_all(self, rows: Ints, reason: str) -> None:
+        for row in rows.tolist():
+            self.refuse(row, reason)
+
+
+class _Facts(NamedTuple):
+    """Facts about the trees of a stack, one entry for each device."""
+
+    lengths: Floats  # Euclidean; not finite if a number is not, or if the squares overflow
+    negative: Flags  # whether a running variance is negative
+
+
+def _facts(stacks: Sequence[Stack], variances: Collection[str | None]) -> list[dict[str, _Facts]]:
+    """Return the facts about every tree of every stack; a GPU is waited for only once."""
+    trees = [(name, tree) for stack in stacks for name, tree in stack.trees.items() if tree]
+    found = []
+    for name, tree in trees:
+        found += [_lengths(tree), _negative(tree, variances if name == "buffers" else ())]
+    numbers = torch.cat(found).cpu().numpy() if found else np.empty(0)
+    parts = iter(np.split(numbers, np.cumsum([len(fact) for fact in found])))
+    return [
+        {name: _Facts(next(parts), next(parts) > 0) for name, tree in stack.trees.items() if tree}
+        for stack in stacks
+    ]
+
+
+def _lengths(tree: Params) -> Tensor:
+    """Return the Euclidean length of the tree of each device in a stack, in double precision."""
+    each = [
+        torch.linalg.vector_norm(value.flatten(1), dim=1, dtype=torch.float64)
+        for value in tree.values()
+    ]
+    total: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
+    return total
+
+
+def _negative(tree: Params, variances: Collection[str | None]) -> Tensor:
+    """Return for each device in a stack whether a running variance is negative, as 0 or 1."""
+    below = [(v < 0).flatten(1).any(dim=1) for n, v in tree.items() if n in variances]
+    first = next(iter(tree.values()))
+    nobody = torch.zeros(len(first), dtype=torch.float64, device=first.device)
+    return torch.stack(below).any(dim=0).double() if below else nobody
+
+
+def _counts(values: NDArray[Any]) -> Ints:
+    """Return how many numbers each device reported under a name."""
+    if values.dtype == object:
+        return np.array([len(v) if isinstance(v, tuple) else 1 for v in values], dtype=np.int64)
+    return np.full(len(values), values[0].size if len(values) else 0)
+
+
+def _infinite(numbers: Sequence[Any]) -> Floats:
+    """Return odd numbers as an array of one device; integers of hundreds of digits as infinite."""
+    found = []
+    for number in numbers:
+        try:
+            found.append(float(number))
+        except OverflowError:
+            found.append(math.inf)
+    return np.array([found])
 
 
 def _finite(value: Tensor) -> bool:
@@ -154,22 +289,6 @@ def _finite(value: Tensor) -> bool:
 def _length(value: Tensor) -> float:
     """Return the norm of a tensor, in double precision."""
     return float(torch.linalg.vector_norm(value, dtype=torch.float64))
-
-
-def _strange(name: str, numbers: Sequence[float], nonnegative: bool) -> Iterator[str]:
-    """Yield what no honest device reports under this name."""
-    for value in numbers:
-        try:
-            number = float(value)
-        except OverflowError:  # an integer of hundreds of digits
-            number = math.inf
-        if math.isinf(number) or (name in _ALWAYS and math.isnan(number)):
-            yield f"not finite: {name}"
-            return
-        if abs(number) > LARGEST or (nonnegative and number < 0):
-            least = 0 if nonnegative else -LARGEST
-            yield f"report: {name} of {number:.3g} is not in [{least:g}, {LARGEST:g}]"
-            return
 
 
 def believable(reported: Conditions) -> Conditions:

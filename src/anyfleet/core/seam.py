@@ -5,20 +5,23 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from anyfleet.arrays import Flags, Ints
-from anyfleet.core.check_in import Choices
 from anyfleet.core.events import Events, Failures
 from anyfleet.core.ledger import Ledger
 from anyfleet.core.limits import Limits
 from anyfleet.core.messages import Conditions, Devices, Kind, Params, Report, SubModelSize
-from anyfleet.core.orders import Cohort
-from anyfleet.core.planning import HeldResult
-from anyfleet.core.replies import RepliedOrder
+from anyfleet.core.orders import Cohort, IssuedOrders
+from anyfleet.core.planning import PlannedCohort
+from anyfleet.core.replies import RepliedOrders
 from anyfleet.core.screening import UpdateSizes
 from anyfleet.elastic import Slice
 
 
 class Runtime(Protocol):
-    """The fleet as the loop knows it: the only place where simulation and reality differ."""
+    """The fleet as the loop knows it: the only place where simulation and reality differ.
+
+    Whatever a runtime does not know is NaN: conditions that a device does not report, seconds and
+    joules that nobody measured. docs/architecture.md says what follows from that.
+    """
 
     @property
     def limits(self) -> Limits:
@@ -31,25 +34,38 @@ class Runtime(Protocol):
         """Begin a round: what changes from round to round changes now."""
 
     def devices(self) -> Devices:
-        """Return what the devices of the fleet declare once."""
+        """Return what the devices of the fleet declare, one row for each that ever enrolled.
+
+        The roster is read as a round begins. Devices that join are appended, so that the row of a
+        device stays its number; one that has left is never free again.
+        """
 
     def free(self, devices: Ints) -> Flags:
-        """Return which of these devices are online and have no order under way."""
+        """Return which of these devices are online and can take an order.
+
+        Only this says who is free: a device whose order was cancelled may be busy for a while.
+        """
 
     def conditions(self, devices: Ints) -> Conditions:
-        """Return what these devices would report if all checked in now."""
+        """Return what these devices would report if all checked in now; NaN where one does not."""
 
-    def check_in(self, orders: Cohort) -> Choices:
-        """Return what the devices of these orders choose from their menus."""
+    def offer(self, orders: Cohort) -> None:
+        """Let devices choose from the menus of orders; `wait` returns their choices."""
 
     def submit(self, orders: Cohort) -> None:
-        """Send orders to their devices."""
+        """Send orders to their devices, with what these chose if they had a menu."""
 
     def wait(self, until: float | None, enough: int) -> Events:
-        """Return the next `enough` replies and failures; fewer, or none, at the time `until`."""
+        """Return the next `enough` replies and failures; fewer, or none, at the time `until`.
+
+        Choices are returned as soon as there are any, and do not count.
+        """
 
     def cancel(self, orders: Ints, reason: str) -> Failures:
-        """Cancel orders under way, and return what was spent on each."""
+        """Cancel orders that are offered or under way, and return what was spent on each.
+
+        A reply that comes in all the same is ignored.
+        """
 
     def save(self) -> Any:
         """Return the state of the runtime, for a checkpoint."""
@@ -97,7 +113,8 @@ class Snapshot:
     issued: int  # orders so far
     visits: Ints  # of every device: how often it was ordered to train
     acknowledged: Ints  # of every device: its last order whose result counted, or -1
-    under_way: Mapping[int, Cohort]  # by number
-    holding: Mapping[int, HeldResult]  # results that wait on their devices, by order
-    waiting: tuple[RepliedOrder, ...]  # replies that came in, left to a later round
+    under_way: IssuedOrders  # with those that are offered
+    offered: tuple[PlannedCohort, ...]  # from whose menus devices have not chosen yet
+    holding: IssuedOrders  # whose results wait on their devices
+    waiting: RepliedOrders  # replies that came in, left to a later round
     update_sizes: Mapping[str, UpdateSizes]  # of updates that counted: "params" and "buffers"

@@ -1,6 +1,6 @@
 """The server: which orders are under way, which replies came in, and the model made of them."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -8,35 +8,27 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.arrays import Floats, Ints
+from anyfleet.arrays import Flags, Floats, Ints, join
 from anyfleet.core import return_checks as returned
 from anyfleet.core.calibration import calibrated
-from anyfleet.core.check_in import MessageBits
+from anyfleet.core.check_in import MessageBits, OrderChoices
 from anyfleet.core.evaluation import server_loss
-from anyfleet.core.events import Events, Failures
+from anyfleet.core.events import Events
 from anyfleet.core.ledger import LedgerWriter
 from anyfleet.core.message_size import expected_bits
-from anyfleet.core.messages import (
-    Charges,
-    Conditions,
-    Kind,
-    Params,
-    Report,
-    SubModelSize,
-    no_charges,
-)
+from anyfleet.core.messages import Charges, Conditions, Kind, Params, SubModelSize, no_charges
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
-from anyfleet.core.orders import Cohort
+from anyfleet.core.orders import Cohort, IssuedOrders
 from anyfleet.core.planning import (
-    HeldResult,
+    PlannedCohort,
     PlanningState,
     apply_choices,
     branch,
     load_models,
     plan_cohort,
 )
-from anyfleet.core.replies import IncomingReplies, RepliedOrder
+from anyfleet.core.replies import IncomingReplies, RepliedOrders
 from anyfleet.core.return_checks import Caller
 from anyfleet.core.screening import (
     Screen,
@@ -48,9 +40,10 @@ from anyfleet.core.screening import (
     too_large,
 )
 from anyfleet.core.seam import Reply, Round, Runtime, Snapshot
+from anyfleet.core.stacks import Replies
 from anyfleet.core.time_and_energy import Amount, Demand, training
 from anyfleet.core.updates import Updates
-from anyfleet.core.view import OrderStatus, OrderStatuses, Request, View
+from anyfleet.core.view import OrderStatuses, Request, View
 from anyfleet.elastic import Cost, Slice, cost
 from anyfleet.errors import CompositionError
 from anyfleet.tracebacks import during
@@ -67,18 +60,13 @@ class _Changes(NamedTuple):
     orders: Ints
     sizes: Floats  # root mean square of each update
     known: UpdateSizes  # of earlier rounds, to remember with these
+    refused: Mapping[int, str]  # why some of the orders' updates are far too large
 
-    @classmethod
-    def of(cls, replies: Sequence[RepliedOrder], updates: Updates) -> "_Changes":
-        """Return the updates of these replies with their sizes; nothing is known before."""
-        orders = np.array([replied.number for replied in replies], dtype=np.int64)
-        return cls(updates, orders, updates.root_mean_squares(), UpdateSizes.none())
-
-    def without(self, refused: Collection[int]) -> "_Changes":
+    def without(self, refused: Ints) -> "_Changes":
         """Return all but the updates of refused orders."""
-        rows = np.flatnonzero(~np.isin(self.orders, list(refused)))
+        rows = np.flatnonzero(~np.isin(self.orders, refused))
         left = self.updates.take(rows), self.orders[rows], self.sizes[rows]
-        return _Changes(*left, self.known)
+        return _Changes(*left, self.known, {})
 
 
 class Server:
@@ -96,21 +84,18 @@ class Server:
             self.method = calibrated(method, task, seed)
         self.job = self.method.job()
         self.task, self.runtime, self.seed = task, runtime, seed
-        self.devices = runtime.devices()
         self.params, self.buffers = dict(task.params), dict(task.buffers)
         self.diagnostics: Mapping[str, Any] = {}
         self.round_index, self.issued, self.started = 0, 0, runtime.now()
         runtime.begin_round(self.round_index)
-        self.visits = np.zeros(len(self.devices), dtype=np.int64)
-        self.acknowledged = np.full(len(self.devices), -1, dtype=np.int64)
-        self.under_way: dict[int, Cohort] = {}
-        self.statuses: dict[int, OrderStatus] = {}  # the orders under way, as parts see them
-        self.holding: dict[int, HeldResult] = {}  # of orders whose results wait on the devices
-        self.replied: list[RepliedOrder] = []
-        self.failed: list[OrderStatus] = []
-        self.declined: list[OrderStatus] = []
-        self.ledger = LedgerWriter(self.devices, task.blueprint)
-        self.screen = Screen.of(task, self.devices.samples, runtime.limits)
+        self.visits = self.acknowledged = np.empty(0, dtype=np.int64)
+        self.under_way = IssuedOrders.none()
+        self.offered: tuple[PlannedCohort, ...] = ()  # those from whose menus devices still choose
+        self.holding = IssuedOrders.none()  # orders whose results wait on their devices
+        self.replied = RepliedOrders(
+            IssuedOrders.none(), Replies.none(), no_charges(self.under_way.order, 0.0)
+        )
+        self._open_round()
         self.update_sizes = {what: UpdateSizes.none() for what in _CHANGES}
         initial = {"params": task.params, "buffers": task.buffers}
         self.absurd_sizes = {what: most_at_first(what, initial[what]) for what in _CHANGES}
@@ -119,6 +104,17 @@ class Server:
         for name, part in method.policies().items():
             with during(name, part):
                 self.states[name] = part.init(self.view())
+
+    def _open_round(self) -> None:
+        """Begin a round's books, with the devices that are enrolled now."""
+        self.devices = self.runtime.devices()
+        joined = len(self.devices) - len(self.visits)
+        self.visits = np.concatenate([self.visits, np.zeros(joined, dtype=np.int64)])
+        self.acknowledged = np.concatenate([self.acknowledged, np.full(joined, -1)])
+        self.failed = self.declined = OrderStatuses.of(())
+        self.ledger = LedgerWriter(self.devices, self.job, self.task.blueprint)
+        samples = self.devices.samples
+        self.screen = Screen.of(self.task, self.job, samples, self.runtime.limits)
 
     def _check_start(self) -> None:
         """Check what parts state once, before the first round."""
@@ -143,12 +139,10 @@ class Server:
             now=self.runtime.now(),
             started=self.started,
             free=self.runtime.free,
-            under_way=OrderStatuses.of(self.statuses.values()),
-            replied=OrderStatuses.of(
-                _status(each.order, each.reply.report_of(0)) for each in self.replied
-            ),
-            failed=OrderStatuses.of(self.failed),
-            declined=OrderStatuses.of(self.declined),
+            under_way=self.under_way.statuses(),
+            replied=self.replied.orders.statuses(self.replied.replies.reports),
+            failed=self.failed,
+            declined=self.declined,
             model=self.params,
             diagnostics=self.diagnostics,
             conditions=self.conditions,
@@ -172,9 +166,8 @@ class Server:
 
     def training_cost(self, slice_: Slice, batch: int, processed: int, local_steps: int) -> Demand:
         """Return what training a slice demands, by batch size, samples and local steps."""
-        train, blueprint = self.method.trainer, self.task.blueprint
-        amount = Amount(batch, processed, local_steps)
-        return training(train, blueprint, slice_, amount, self.devices.counting)
+        amount, counting = Amount(batch, processed, local_steps), self.devices.counting
+        return training(self.job.trainer, self.task.blueprint, slice_, amount, counting)
 
     def message_bits(self, slice_: Slice, sent_fraction: float) -> MessageBits:
         """Return the bits of the messages about a slice, at a sent fraction; NaN: not asked."""
@@ -192,7 +185,7 @@ class Server:
         schedule = self.method.schedule
         with during("schedule", schedule):
             requests = schedule.start(self.view())
-        for each in returned.requests(requests, self._caller("schedule"), self.holding):
+        for each in returned.requests(requests, self._caller("schedule"), self.holding.order):
             request = self._fetched(each) if each.kind == Kind.FETCH else each
             devices = self._selected(request)
             if len(devices):
@@ -215,9 +208,7 @@ class Server:
             return returned.cohort(request.devices, self._caller("schedule"), self.view())
         key = rng.fold(rng.root(self.seed, "select"), self.round_index)
         # Several draws within a round (asynchronous) differ by what was issued before.
-        begun = (
-            any(o.round_index == self.round_index for o in self.under_way.values()) or self.replied
-        )
+        begun = (self.under_way.round_index == self.round_index).any() or len(self.replied)
         key = rng.fold(key, self.issued) if begun else key
         view = self._candidates(request)
         with during("select", self.method.select):
@@ -241,34 +232,67 @@ class Server:
         return replace(view, free=lambda ids: view.free(ids) & (self.devices.level[ids] == level))
 
     def _submit(self, request: Request, devices: Ints) -> None:
-        """Plan one order for each device, and send those that nobody declines."""
-        held = tuple(self.holding.pop(int(order)) for order in request.held_orders)
+        """Plan one order for each device; send those that nobody declines, or their menus."""
+        fetched = None
+        if request.kind == Kind.FETCH:
+            rows, _ = self.holding.named(np.asarray(request.held_orders))
+            fetched = self.holding.take(rows)
+            self.holding = self.holding.without(fetched.order)
         state = PlanningState(
-            self.seed, self.issued, self.visits, self.acknowledged, self.states, held
+            self.seed, self.issued, self.visits, self.acknowledged, self.states, fetched
         )
         planned = plan_cohort(request, devices, method=self.method, view=self.view(), state=state)
-        if (planned.orders.menu_index >= 0).any():
-            planned = apply_choices(planned, self.runtime.check_in(planned.orders))
         self.issued += len(devices)
         if request.kind in (Kind.TRAIN, Kind.HOLD):
             # Only training counts: a survey must not change what a device draws.
             self.visits[devices] += 1
-        for row, reason in enumerate(planned.reasons):
-            order = planned.declined.take([row])
-            self.declined.append(_status(order))
-            self.ledger.failed(order, no_charges(int(order.id[0]), self.runtime.now()), reason)
-        orders = planned.orders
+        planned = self._without_declined(planned)
+        if not (planned.orders.menu_index >= 0).any():
+            self._send(planned.orders)
+            return
+        self.under_way = join([self.under_way, IssuedOrders.of(planned.orders)])
+        self.offered = (*self.offered, planned)
+        self.runtime.offer(planned.orders)
+        # Devices in this process choose at once: the next request finds them at work.
+        self.receive(self.runtime.wait(self.runtime.now(), 1))
+
+    def _without_declined(self, planned: PlannedCohort) -> PlannedCohort:
+        """Return the cohort without its declined orders, which are entered as that."""
+        if planned.reasons:
+            declined = IssuedOrders.of(planned.declined)
+            self.declined += declined.statuses()
+            nothing = no_charges(declined.order, self.runtime.now())
+            self.ledger.failed(declined, nothing, planned.reasons)
+        return replace(planned, declined=planned.declined.take([]), reasons=())
+
+    def _send(self, orders: Cohort) -> None:
+        """Send orders with what travels down."""
         if not len(orders):
             return
-        method, task = self.method, self.task
-        branch(orders, method=method, task=task, params=self.params, buffers=self.buffers)
-        orders = load_models(
-            orders, method=method, task=task, params=self.params, buffers=self.buffers
-        )
+        models = {"params": self.params, "buffers": self.buffers}
+        branch(orders, method=self.method, task=self.task, **models)
+        orders = load_models(orders, method=self.method, task=self.task, **models)
         self.runtime.submit(orders)
-        rows = orders.rows()
-        self.under_way |= {int(row.id[0]): row for row in rows}
-        self.statuses |= {int(row.id[0]): _status(row) for row in rows}
+        self.under_way = join([self.under_way, IssuedOrders.of(orders)])
+
+    def _choose(self, chosen: OrderChoices) -> None:
+        """Send the orders of devices that have chosen."""
+        offered, self.offered = self.offered, ()
+        for planned in offered:
+            orders = planned.orders
+            rows = np.flatnonzero(np.isin(chosen.order, orders.id))
+            decided = np.isin(orders.id, chosen.order)
+            if not decided.all():
+                left = replace(planned, orders=orders.take(~decided))
+                self.offered = (*self.offered, left)
+            if len(rows):
+                asked = replace(planned, orders=orders.take(decided))
+                self.under_way = self.under_way.without(asked.orders.id)
+                rows = rows[np.argsort(chosen.order[rows])]
+                found = apply_choices(asked, chosen.choices.take(rows))
+                self._send(self._without_declined(found).orders)
+        # Those that had waited for a choice have smaller numbers than later ones.
+        self.under_way = self.under_way.sorted()
 
     # -- waiting
 
@@ -289,57 +313,65 @@ class Server:
     # -- receiving
 
     def receive(self, events: Events) -> None:
-        """Enter the replies and failures that came in."""
-        self._fail_all(events.failures)
+        """Enter the choices, replies and failures that came in; those to closed orders are late."""
+        if events.choices is not None:
+            self._choose(events.choices)
+        if events.failures is not None:
+            failures = events.failures
+            orders, known = self._close(failures.order)
+            failures = failures.take(known)
+            self._fail(orders, failures.charges, failures.reason)
         if events.replies is None or events.charges is None:
             return
-        replies, charges = events.replies.rows(), events.charges.rows()
-        orders = [self._close(int(reply.order[0])) for reply in replies]
-        refusals = self.screen.refusals(orders, replies)
-        for order, reply, charge, why in zip(orders, replies, charges, refusals, strict=True):
-            if why:
-                self._fail(order, charge, f"refused: {why}")
-                continue
-            self.replied.append(RepliedOrder(order, reply, charge))
-            if order.kind == Kind.HOLD:
-                held = HeldResult(order.slice_of(0), float(order.width[0]), int(order.key[0]))
-                self.holding[int(order.id[0])] = held
-        self.replied = self._without_stale(self.replied, self.round_index)
+        orders, known = self._close(events.replies.order)
+        came = RepliedOrders(orders, events.replies.take(known), events.charges.take(known))
+        reasons = self.screen.refusals(orders, came.replies)
+        if any(reasons):
+            refused = np.array([bool(reason) for reason in reasons])
+            bad, came = came.take(refused), came.take(~refused)
+            told = [f"refused: {reason}" for reason in reasons if reason]
+            self._fail(bad.orders, bad.charges, told)
+        held = came.orders.kind == Kind.HOLD
+        if held.any():
+            self.holding = join([self.holding, came.orders.take(held)]).sorted()
+        self.replied = self._without_stale(join([self.replied, came]), self.round_index)
         # A reply that came too late does not count: for its device it is as good as lost.
-        for replied in self.replied:
-            if replied.result_of is not None:
-                self.acknowledged[replied.order.device[0]] = replied.result_of
+        result = self.replied.orders.result_of
+        self.acknowledged[self.replied.orders.device[result >= 0]] = result[result >= 0]
 
-    def _without_stale(self, replies: list[RepliedOrder], round_index: int) -> list[RepliedOrder]:
+    def _without_stale(self, replied: RepliedOrders, round_index: int) -> RepliedOrders:
         """Return the replies that may count in a round; the others are too old, and fail."""
-        oldest = round_index - self.method.schedule.staleness
-        for replied in replies:
-            if replied.order.round_index < oldest:
-                self.failed.append(_status(replied.order))
-                self.ledger.replied(replied.order, replied.reply, replied.charges, "stale")
-                self._revoke(replied)
-        return [replied for replied in replies if replied.order.round_index >= oldest]
+        stale = replied.orders.round_index < round_index - self.method.schedule.staleness
+        if not stale.any():
+            return replied
+        old = replied.take(stale)
+        self.failed += old.orders.statuses()
+        self.ledger.replied(old.orders, old.replies, old.charges, ("stale",) * len(old))
+        self._revoke(old.orders)
+        return replied.take(~stale)
 
-    def _revoke(self, replied: RepliedOrder) -> None:
-        """Revoke the acknowledgement of a result that will not count: it has to be sent again."""
-        device = replied.order.device[0]
-        if self.acknowledged[device] == replied.result_of:
-            self.acknowledged[device] = -1
+    def _revoke(self, orders: IssuedOrders) -> None:
+        """Revoke the acknowledgements of results that do not count: they have to be sent again."""
+        known = orders.device[self.acknowledged[orders.device] == orders.result_of]
+        self.acknowledged[known] = -1
 
-    def _close(self, number: int) -> Cohort:
-        """Return an order that is no longer under way."""
-        del self.statuses[number]
-        return self.under_way.pop(number)
+    def _close(self, numbers: Ints) -> tuple[IssuedOrders, Flags]:
+        """Take out orders that are no longer under way; return which of the numbers were."""
+        rows, known = self.under_way.named(numbers)
+        closed = self.under_way.take(rows)
+        self.under_way = self.under_way.without(numbers)
+        if self.offered:
+            kept = [~np.isin(each.orders.id, numbers) for each in self.offered]
+            pairs = zip(self.offered, kept, strict=True)
+            self.offered = tuple(
+                replace(each, orders=each.orders.take(rest)) for each, rest in pairs if rest.any()
+            )
+        return closed, known
 
-    def _fail_all(self, failures: Failures | None) -> None:
-        """Enter the orders to which no reply will come."""
-        for failure in failures.rows() if failures is not None else ():
-            self._fail(self._close(int(failure.order[0])), failure.charges, failure.reason[0])
-
-    def _fail(self, order: Cohort, charges: Charges, reason: str) -> None:
-        """Enter an order without a reply that counts."""
-        self.failed.append(_status(order))
-        self.ledger.failed(order, charges, reason)
+    def _fail(self, orders: IssuedOrders, charges: Charges, reasons: Sequence[str]) -> None:
+        """Enter orders without replies that count."""
+        self.failed += orders.statuses()
+        self.ledger.failed(orders, charges, reasons)
 
     # -- ending a round
 
@@ -356,15 +388,18 @@ class Server:
             updates = changes["params"].updates if changes else None
             self._learn(updates, replace(view, model=self.params, diagnostics=self.diagnostics))
         self.diagnostics = {**self._diagnosed(), **self.diagnostics}
-        surveys = tuple(_reply(each) for each in self.replied if each.order.kind not in _TRAINING)
+        surveys = _surveys(self.replied)
         ledger = self.ledger.close(self.round_index, self.runtime.now())
         self.round_index += 1
         self.started = self.runtime.now()
         self.runtime.begin_round(self.round_index)
-        self.replied, self.failed, self.declined = later, [], []
+        # What is kept for long holds on to nothing else.
+        self.replied = replace(later.pruned(), replies=later.replies.compact())
+        self.under_way = self.under_way.pruned()
         # A schedule can only fetch what it sees: of the others nobody will ask again.
-        still = {replied.number for replied in later}
-        self.holding = {order: held for order, held in self.holding.items() if order in still}
+        still = np.isin(self.holding.order, later.orders.order)
+        self.holding = self.holding.take(still).pruned()
+        self._open_round()
         return Round(
             index=self.round_index - 1,
             time=self.started,
@@ -398,55 +433,63 @@ class Server:
 
         return sub_model
 
-    def _take_later(self) -> list[RepliedOrder]:
+    def _take_later(self) -> RepliedOrders:
         """Take out the replies that are left to a later round; sort the others by order."""
-        schedule = self.method.schedule
+        schedule, known = self.method.schedule, self.replied.orders.order
         with during("schedule", schedule):
             later = schedule.later(self.view())
-        known = {replied.number for replied in self.replied}
-        left = set(returned.orders(later, self._caller("schedule"), known, "replied to").tolist())
-        self.replied.sort(key=lambda replied: replied.number)
-        waiting = [replied for replied in self.replied if replied.number in left]
-        self.replied = [replied for replied in self.replied if replied.number not in left]
-        return waiting
+        left = returned.orders(later, self._caller("schedule"), known, "replied to")
+        replied = self.replied.take(np.argsort(known))
+        waits = np.isin(replied.orders.order, left)
+        self.replied = replied.take(~waits)
+        return replied.take(waits)
 
     def _drop(self) -> None:
         """Cancel the orders that the schedule drops."""
         schedule = self.method.schedule
         with during("schedule", schedule):
             found = schedule.drop(self.view())
-        dropped = returned.orders(found, self._caller("schedule"), self.under_way, "under way")
+        known = self.under_way.order
+        dropped = returned.orders(found, self._caller("schedule"), known, "under way")
         if len(dropped):
-            self._fail_all(self.runtime.cancel(dropped, "too late"))
+            self.receive(Events(failures=self.runtime.cancel(dropped, "too late")))
 
     def _accepted(self) -> dict[str, "_Changes"]:
         """Return what this round's updates change; those that are far too large are refused."""
-        trained = [replied for replied in self.replied if replied.reply.trained[0]]
-        measured = [replied for replied in trained if replied.has_statistics]
-        incoming, found = IncomingReplies(self.method, self.task, self.round_index), {}
-        if trained:
-            found["params"] = _Changes.of(trained, incoming.trained(trained, self.params))
-        if measured:
-            found["buffers"] = _Changes.of(measured, incoming.statistics(measured, self.buffers))
+        trained = self.replied.take(self.replied.replies.trained)
+        incoming = IncomingReplies(self.job, self.task, self.round_index)
+        found: dict[str, _Changes] = {}
+        if len(trained):
+            updates = incoming.trained(trained, self.params)
+            found["params"] = self._compared("params", updates, trained.orders.order)
+        measured = trained.take(trained.replies.with_statistics)
+        if len(measured):
+            updates = incoming.statistics(measured, self.buffers)
+            found["buffers"] = self._compared("buffers", updates, measured.orders.order)
         refused: dict[int, str] = {}
-        for what, changes in list(found.items()):
-            growth = self.runtime.limits.growth
-            device, sizes = changes.updates.device, changes.sizes
-            known, absurd = self.update_sizes[what], self.absurd_sizes[what]
-            verdict = known.compare(device, sizes, growth, absurd)
-            found[what] = changes._replace(known=verdict.known)
-            for row in np.flatnonzero(verdict.above):
-                why = too_large(_CHANGES[what], float(sizes[row]), verdict.limit)
-                refused.setdefault(int(changes.orders[row]), f"refused: {why}")
+        for each in found.values():
+            refused = {**each.refused, **refused}
         if not refused:
             return found
-        for replied in trained:
-            if replied.number in refused:
-                self._fail(replied.order, replied.charges, refused[replied.number])
-                self._revoke(replied)
-        self.replied = [replied for replied in self.replied if replied.number not in refused]
-        left = {what: changes.without(refused) for what, changes in found.items()}
+        numbers = np.array(sorted(refused))
+        bad = trained.take(np.isin(trained.orders.order, numbers))
+        self._fail(bad.orders, bad.charges, [refused[order] for order in numbers.tolist()])
+        self._revoke(bad.orders)
+        self.replied = self.replied.take(~np.isin(self.replied.orders.order, numbers))
+        left = {what: changes.without(numbers) for what, changes in found.items()}
         return {what: changes for what, changes in left.items() if len(changes.orders)}
+
+    def _compared(self, what: str, updates: Updates, orders: Ints) -> "_Changes":
+        """Return updates of these orders beside the sizes of earlier ones."""
+        sizes = updates.root_mean_squares()
+        verdict = self.update_sizes[what].compare(
+            updates.device, sizes, self.runtime.limits.growth, self.absurd_sizes[what]
+        )
+        refused = {
+            int(orders[row]): f"refused: {too_large(_CHANGES[what], sizes[row], verdict.limit)}"
+            for row in np.flatnonzero(verdict.above)
+        }
+        return _Changes(updates, orders, sizes, verdict.known, refused)
 
     def _aggregate(self, changes: Mapping[str, "_Changes"], view: View) -> str:
         """Make the new model, or return why the old one and all that belongs to it are kept."""
@@ -474,11 +517,11 @@ class Server:
 
     def _enter(self, held: str) -> None:
         """Enter the replies of this round into the ledger; `held` is why no update counts."""
-        for replied in self.replied:
-            reason = held if replied.reply.trained[0] else ""
-            self.ledger.replied(replied.order, replied.reply, replied.charges, reason)
-            if reason:
-                self._revoke(replied)
+        replied, trained = self.replied, self.replied.replies.trained
+        reasons = np.where(trained, held, "").tolist()
+        self.ledger.replied(replied.orders, replied.replies, replied.charges, reasons)
+        if held:
+            self._revoke(replied.orders.take(trained))
 
     def _learn(self, updates: Updates | None, view: View) -> None:
         """Let the parts learn from the round; NaN may well mean "unknown" in their states."""
@@ -500,9 +543,10 @@ class Server:
             issued=self.issued,
             visits=self.visits.copy(),
             acknowledged=self.acknowledged.copy(),
-            under_way=dict(self.under_way),
-            holding=dict(self.holding),
-            waiting=tuple(self.replied),
+            under_way=self.under_way,
+            offered=self.offered,
+            holding=self.holding,
+            waiting=self.replied,
             update_sizes=dict(self.update_sizes),
         )
 
@@ -512,21 +556,23 @@ class Server:
         self.states, self.diagnostics = dict(saved.states), saved.diagnostics
         self.round_index, self.started, self.issued = saved.round_index, saved.started, saved.issued
         self.visits, self.acknowledged = saved.visits.copy(), saved.acknowledged.copy()
-        self.under_way, self.holding = dict(saved.under_way), dict(saved.holding)
-        self.replied = list(saved.waiting)
+        self.under_way, self.offered = saved.under_way, saved.offered
+        self.holding, self.replied = saved.holding, saved.waiting
         self.update_sizes = dict(saved.update_sizes)
         self.runtime.begin_round(self.round_index)
-        self.statuses = {number: _status(order) for number, order in saved.under_way.items()}
+        self._open_round()
 
 
-def _status(order: Cohort, report: Report | None = None) -> OrderStatus:
-    """Return a single order as parts see it."""
-    (number,), (device,) = order.id, order.device
-    return OrderStatus(int(number), int(device), order.round_index, order.kind, report=report or {})
-
-
-def _reply(replied: RepliedOrder) -> Reply:
-    """Return a reply as the caller of the loop sees it."""
-    order, reply = replied.order, replied.reply
-    device, samples = int(order.device[0]), int(reply.samples[0])
-    return Reply(device, order.kind, reply.report_of(0), reply.trees_of(0), samples)
+def _surveys(replied: RepliedOrders) -> tuple[Reply, ...]:
+    """Return the replies that are not about training, as the caller of the loop sees them."""
+    orders, replies = replied.orders, replied.replies
+    return tuple(
+        Reply(
+            device=int(orders.device[row]),
+            kind=Kind(orders.kind[row]),
+            report=replies.report_of(row),
+            trees=replies.trees_of(row),
+            samples=int(replies.samples[row]),
+        )
+        for row in np.flatnonzero(~np.isin(orders.kind, _TRAINING)).tolist()
+    )

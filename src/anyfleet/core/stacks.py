@@ -5,7 +5,7 @@ for each of them, from training to aggregation. A reply names its stack and its 
 that replies can be picked and joined without touching a tensor.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
@@ -15,11 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from anyfleet.arrays import Arrays, Flags, Floats, Ints, listed
+from anyfleet.arrays import Arrays, Flags, Floats, Ints, alike, listed
 from anyfleet.core.layout import Symbols
 from anyfleet.core.messages import Params, Report, Trees, measured
 
 Reported = Mapping[str, NDArray[Any]]  # by name: [devices], or [devices, numbers] of a vector
+
+# Numbers of a block: a processor keeps them in its cache, an accelerator wants many at once.
+_CACHED, _RESIDENT = 1 << 19, 1 << 26
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +87,45 @@ class Stack:
 
 
 @dataclass(frozen=True, eq=False)
+class Reports(Arrays):
+    """What devices reported: each row names a stack and a place in it, or nothing."""
+
+    stack_index: Ints  # the number of each row's stack; -1: nothing was reported
+    place: Ints  # of each row in its stack
+    stacks: tuple[Reported, ...] = listed("stack_index")
+
+    @classmethod
+    def none(cls, count: int) -> "Reports":
+        """Return the reports of devices that reported nothing."""
+        return cls(np.full(count, -1), np.zeros(count, dtype=np.int64), ())
+
+    @classmethod
+    def of(cls, reports: Sequence[Report]) -> "Reports":
+        """Return the reports of single devices."""
+        alone = tuple({name: column(value) for name, value in each.items()} for each in reports)
+        return cls(np.arange(len(alone)), np.zeros(len(alone), dtype=np.int64), alone)
+
+    def report_of(self, row: int) -> dict[str, Any]:
+        """Return the report of one device: a number or a tuple of numbers by name."""
+        number = int(self.stack_index[row])
+        reported = self.stacks[number] if number >= 0 else {}
+        return {name: _plain(values[self.place[row]]) for name, values in reported.items()}
+
+    def number(self, name: str) -> Floats:
+        """Return the number that each device reported under a name; NaN where there is none."""
+        found = np.full(len(self), np.nan)
+        for number in np.unique(self.stack_index[self.stack_index >= 0]).tolist():
+            values = self.stacks[number].get(name)
+            if values is None or values.ndim != 1:
+                continue
+            rows = np.flatnonzero(self.stack_index == number)
+            numbers = values[self.place[rows]]
+            plain = numbers.dtype != object
+            found[rows] = numbers if plain else [measured({name: v}, name) for v in numbers]
+        return np.where(np.isfinite(found), found, np.nan)
+
+
+@dataclass(frozen=True, eq=False)
 class Replies(Arrays):
     """What devices send back to orders: columns of numbers, and the stacks that hold the rest."""
 
@@ -119,6 +161,12 @@ class Replies(Arrays):
             stacks=(stack,),
         )
 
+    @classmethod
+    def none(cls) -> "Replies":
+        """Return no replies."""
+        nothing, numbers = np.empty(0, dtype=np.int64), np.empty(0)
+        return cls(nothing, nothing, nothing, numbers, numbers, nothing, nothing, ())
+
     def with_contents(self, **contents: Any) -> "Replies":
         """Return a single reply with other `trees`, `symbols`, `masks`, `kept` or `report`."""
         before: dict[str, Any] = {
@@ -147,22 +195,18 @@ class Replies(Arrays):
         """Return the symbols of one reply, as a stack of one."""
         return self.stacks[int(self.stack_index[row])].symbols_of(int(self.place[row]))
 
+    @property
+    def reports(self) -> Reports:
+        """What the devices reported."""
+        return Reports(self.stack_index, self.place, tuple(stack.report for stack in self.stacks))
+
     def report_of(self, row: int) -> dict[str, Any]:
         """Return the report of one reply: a number or a tuple of numbers by name."""
-        return self.stacks[int(self.stack_index[row])].report_of(int(self.place[row]))
+        return self.reports.report_of(row)
 
     def reported(self, name: str) -> Floats:
         """Return the number that each device reported under a name; NaN where there is none."""
-        found = np.full(len(self), np.nan)
-        for number, stack in enumerate(self.stacks):
-            values = stack.report.get(name)
-            if values is None or values.ndim != 1:
-                continue
-            rows = np.flatnonzero(self.stack_index == number)
-            numbers = values[self.place[rows]]
-            plain = numbers.dtype != object
-            found[rows] = numbers if plain else [measured({name: v}, name) for v in numbers]
-        return np.where(np.isfinite(found), found, np.nan)
+        return self.reports.number(name)
 
     @property
     def trained(self) -> Flags:
@@ -180,11 +224,59 @@ class Replies(Arrays):
         """Return the replies with stacks that hold nothing but them, for what is kept for long."""
         stacks: list[Stack] = []
         index, place = np.empty(len(self), dtype=np.int64), self.place.copy()
-        for number in np.unique(self.stack_index):
-            rows = np.flatnonzero(self.stack_index == number)
+        for rows in alike(self.stack_index):
             index[rows], place[rows] = len(stacks), np.arange(len(rows))
-            stacks.append(self.stacks[int(number)].take(self.place[rows]))
+            stacks.append(self.stacks[int(self.stack_index[rows[0]])].take(self.place[rows]))
         return replace(self, stacks=tuple(stacks), stack_index=index, place=place)
+
+
+def reported(name: str, stacks: Sequence[Stack], stack_index: Ints, place: Ints) -> Floats:
+    """Return the number that each row has in the report of its stack; NaN where there is none."""
+    found = np.full(len(place), np.nan)
+    for rows in alike(stack_index):
+        values = stacks[int(stack_index[rows[0]])].report.get(name)
+        if values is None or values.ndim != 1:
+            continue
+        own = values[place[rows]]
+        plain = own.dtype != object
+        found[rows] = own if plain else [measured({name: v}, name) for v in own]
+    return np.where(np.isfinite(found), found, np.nan)
+
+
+def lengths(tree: Params) -> Tensor:
+    """Return the Euclidean length of every device's tensors, [devices], in double precision.
+
+    Infinite or NaN where some entry is. It waits for no accelerator.
+    """
+    found = []
+    for value in tree.values():
+        flat = flattened(value)
+        parts = [_row_lengths(flat[some]) for some in row_blocks(len(flat), flat)]
+        found.append(parts[0] if len(parts) == 1 else torch.cat(parts))
+    return found[0] if len(found) == 1 else _row_lengths(torch.stack(found, dim=1))
+
+
+def _row_lengths(rows: Tensor) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return found
+
+
+def flattened(stack: Tensor) -> Tensor:
+    """Return a stack as [devices, entries]; the entries of a device are neighbours in memory."""
+    flat = stack.reshape(len(stack), stack[0].numel())
+    return flat if flat.stride(1) == 1 else flat.contiguous()
+
+
+def row_blocks(rows: int, like: Tensor) -> Iterator[slice]:
+    """Yield the rows of a stack like this one in blocks, so that what is made of them is small."""
+    height = max(1, block_numbers(like) // max(1, like[0].numel()))
+    for start in range(0, rows, height):
+        yield slice(start, min(start + height, rows))
+
+
+def block_numbers(like: Tensor) -> int:
+    """Return how many numbers a block should have where a tensor is."""
+    return _RESIDENT if like.is_cuda else _CACHED
 
 
 def column(value: Any) -> NDArray[Any]:

@@ -1,12 +1,10 @@
 """What an aggregator gets: the updates of one round, one by one or reduced.
 
 `for update in updates` gives single records in the coordinates of the whole model. The reductions
-(`mean`, `median`, `norms`, `gram` …) do the same work faster, because they never place a small
-update in a large tensor alone.
+(`mean`, `median`, `norms`, `gram` …) do the same work faster: they take all updates of one slice
+together (`core/ordered_stacks.py`) and place what they find in the whole model once for each slice.
 """
 
-import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,18 +15,13 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.arrays import Arrays, Floats, Ints
-from anyfleet.core.messages import Params, Report, measured
+from anyfleet.arrays import Arrays, Floats, Ints, distinct, listed
+from anyfleet.core.messages import Params, Report
+from anyfleet.core.ordered_stacks import Aligned, OrderedStack, base, masked, ordered_stacks
+from anyfleet.core.stacks import Replies, Stack, reported
 from anyfleet.elastic import WHOLE, Blueprint, Slice, place
 
-_BLOCK = 1 << 16  # coordinates of which all devices' values are compared at once
-_SQUARABLE = 1e150  # the squares of smaller numbers, and sums of many of them, are finite
 _COUNTED = 16  # low bits of a mark: enough to count devices in a sum of marks
-
-
-def base(name: str) -> str:
-    """Return the name in the blueprint of a tensor that the server keeps per width."""
-    return name.partition("@")[0]
 
 
 def add_delta(model: Params, delta: Params) -> dict[str, Tensor]:
@@ -102,12 +95,14 @@ class Updates(Arrays):
     staleness: Ints  # rounds since each order was issued; 0: in this very round
     sent_fraction: Floats  # bits sent over those of an uncompressed update, as measured
     bits: Floats  # of each reply
-    slices: tuple[Slice, ...]  # the sub-models that were trained
+    slice_index: Ints  # the number of each update's slice
     blueprint: Blueprint  # of the whole model
-    _reports: tuple[Report, ...]  # as they came; `report` reads one number of all of them
-    _local_deltas: tuple[Params, ...]  # changes of the current model, in coordinates of the slices
-    _local_masks: tuple[Params, ...]  # 1 where trained, 0 where not; a name that is absent: trained
-    _local_sent: tuple[Params, ...]  # 1 where the codec sent an entry; a name that is absent: sent
+    _factor: Floats  # by which each update is multiplied
+    _stack_index: Ints  # the number of each update's stack
+    _place: Ints  # of each update in its stack
+    distinct_slices: tuple[Slice, ...] = listed("slice_index")
+    # "delta" of each stack is the change of the current model, in coordinates of the slices.
+    _stacks: tuple[Stack, ...] = listed("_stack_index")
 
     @classmethod
     def of(
@@ -132,6 +127,9 @@ class Updates(Arrays):
         whole model by devices 0, 1, 2 and so on, with one sample each and empty reports.
         """
         count = len(deltas)
+        nothing: list[Params] = [{}] * count
+        each = zip(deltas, masks or nothing, sent or nothing, reports or nothing, strict=True)
+        different, slice_index = distinct(slices or [WHOLE] * count)
         return cls(
             device=np.array(range(count) if device is None else device, dtype=np.int64),
             samples=np.array([1] * count if samples is None else samples, dtype=np.float64),
@@ -140,12 +138,48 @@ class Updates(Arrays):
                 [1] * count if sent_fraction is None else sent_fraction, dtype=np.float64
             ),
             bits=np.array([0] * count if bits is None else bits, dtype=np.float64),
-            slices=tuple(slices or [WHOLE] * count),
+            slice_index=slice_index,
+            distinct_slices=different,
             blueprint=blueprint,
-            _reports=tuple(reports or [{}] * count),
-            _local_deltas=tuple(deltas),
-            _local_masks=tuple(masks or [{}] * count),
-            _local_sent=tuple(sent or [{}] * count),
+            _factor=np.ones(count),
+            _stack_index=np.arange(count),
+            _place=np.zeros(count, dtype=np.int64),
+            _stacks=tuple(
+                Stack.of_one({"delta": delta}, masks=mask, kept=kept, report=report)
+                for delta, mask, kept, report in each
+            ),
+        )
+
+    @classmethod
+    def stacked(
+        cls,
+        replies: Replies,
+        blueprint: Blueprint,
+        *,
+        slices: Sequence[Slice],
+        slice_index: Ints,
+        staleness: Sequence[int] | Ints,
+        sent_fraction: Sequence[float] | Floats,
+    ) -> "Updates":
+        """Return the updates of replies, whose stacks stay as they are.
+
+        The tree "delta" of every stack must be a change of the server's current model under the
+        names of the server, in the coordinates of the slices. `slices` lists them, and
+        `slice_index` has the number of each reply's.
+        """
+        return cls(
+            device=replies.device,
+            samples=replies.samples.astype(np.float64),
+            staleness=np.array(staleness, dtype=np.int64),
+            sent_fraction=np.array(sent_fraction, dtype=np.float64),
+            bits=replies.bits,
+            slice_index=slice_index,
+            distinct_slices=tuple(slices),
+            blueprint=blueprint,
+            _factor=np.ones(len(replies)),
+            _stack_index=replies.stack_index,
+            _place=replies.place,
+            _stacks=replies.stacks,
         )
 
     def __iter__(self) -> Iterator[Update]:
@@ -155,44 +189,59 @@ class Updates(Arrays):
     def __getitem__(self, row: int) -> Update:
         """Return one update; its tensors are placed in the whole model when they are asked for."""
         row = range(len(self))[row]  # counts from the end, or raises IndexError, as a list does
+        stack, at = self._stacks[int(self._stack_index[row])], int(self._place[row])
+        delta, factor = stack.trees_of(at)["delta"], float(self._factor[row])
+        if factor != 1:
+            delta = {name: (value.double() * factor).to(value) for name, value in delta.items()}
         return Update(
             device=int(self.device[row]),
             samples=float(self.samples[row]),
             staleness=int(self.staleness[row]),
             sent_fraction=float(self.sent_fraction[row]),
             bits=float(self.bits[row]),
-            slice=self.slices[row],
-            report=self._reports[row],
-            local_delta=self._local_deltas[row],
-            local_mask=self._local_masks[row],
+            slice=self.distinct_slices[int(self.slice_index[row])],
+            report=stack.report_of(at),
+            local_delta=delta,
+            local_mask=stack.masks_of(at),
             blueprint=self.blueprint,
         )
 
+    @cached_property
+    def slices(self) -> tuple[Slice, ...]:
+        """The sub-models that were trained, one for each update."""
+        return tuple(self.distinct_slices[number] for number in self.slice_index.tolist())
+
     def report(self, name: str) -> Floats:
         """Return the number that each device reported under this name; NaN where it did not."""
-        return np.array([measured(report, name) for report in self._reports], dtype=np.float64)
+        return reported(name, self._stacks, self._stack_index, self._place)
 
     def scaled(self, factors: Floats) -> "Updates":
         """Return the same updates, each multiplied by its factor."""
-        deltas = [
-            delta if factor == 1 else {n: (v.double() * factor).to(v) for n, v in delta.items()}
-            for delta, factor in zip(self._local_deltas, factors.tolist(), strict=True)
-        ]
-        return replace(self, _local_deltas=tuple(deltas))
+        return replace(self, _factor=self._factor * factors)
 
     def only_sent(self) -> "Updates":
         """Return the updates as if devices had trained only what their codecs sent.
 
         Entries that a codec left out count as zeros otherwise.
         """
-        pairs = zip(self._local_masks, self._local_sent, strict=True)
-        masks = tuple({**mask, **_both(mask, sent)} for mask, sent in pairs)
-        return replace(self, _local_masks=masks)
+        stacks = [
+            replace(stack, masks={**stack.masks, **_both(stack.masks, stack.kept)})
+            for stack in self._stacks
+        ]
+        return replace(self, _stacks=tuple(stacks))
 
-    @property
-    def _device(self) -> torch.device:
-        tensors = (value for delta in self._local_deltas for value in delta.values())
-        return next((value.device for value in tensors), torch.device("cpu"))
+    @cached_property
+    def _ordered(self) -> tuple[OrderedStack, ...]:
+        rows = self._stack_index, self._place, self.slice_index
+        return ordered_stacks(
+            rows, self._stacks, self.distinct_slices, self._factor, self.blueprint
+        )
+
+    @cached_property
+    def _aligned(self) -> dict[str, Aligned]:
+        """Every tensor by its name, with the stacks that have it."""
+        names = dict.fromkeys(name for stack in self._ordered for name in stack.tree)
+        return {n: Aligned(n, tuple(g for g in self._ordered if n in g.tree)) for n in names}
 
     # -- per coordinate
 
@@ -202,8 +251,20 @@ class Updates(Arrays):
         Zero where nobody did. Weights need not sum to 1. It is the overlap mean of specification
         §0.2, written as a change of the model.
         """
-        total, mass = self._sums(weights)
-        return {name: torch.where(mass[name] > 0, total[name] / mass[name], 0.0) for name in total}
+        counted = np.flatnonzero(weights)  # what does not count may be anything, even not a number
+        if len(counted) < len(self):
+            return self.take(counted).mean(weights[counted])
+        # Normalised first: equal weights then give the same bits whatever their common value.
+        weights = weights / weights.sum() if weights.sum() > 0 else weights
+        found: dict[str, Tensor] = {}
+        for name, aligned in self._aligned.items():
+            total, mass = aligned.stacks[0].whole(name), aligned.stacks[0].whole(name)
+            for stack in aligned.stacks:
+                mask, own = stack.mask(name), weights[stack.rows]
+                stack.add(total, name, masked(stack.values(name), mask), own)
+                stack.add(mass, name, mask, own)
+            found[name] = torch.where(mass > 0, total / mass, 0.0)
+        return found
 
     def trimmed(self, share: float) -> dict[str, Tensor]:
         """Return, per coordinate, the mean change of those who trained it, without the extremes.
@@ -239,35 +300,31 @@ class Updates(Arrays):
 
     def covered(self) -> dict[str, Tensor]:
         """Return which coordinates somebody trained, as booleans."""
-        _, mass = self._sums(np.ones(len(self)))
-        return {name: value > 0 for name, value in mass.items()}
+        ones = np.ones(len(self), dtype=np.int64)
+        return {name: self._summed(aligned, ones) > 0 for name, aligned in self._aligned.items()}
 
     def regions(self) -> Regions:
         """Return the trained coordinates, counted by who trained them."""
-        found: Counter[int] = Counter()
         # A sum of marks tells how many devices there are, and all but surely which.
-        marks = (rng.bits(rng.root(0, "regions"), len(self)) << _COUNTED) + 1
-        for name in self._names():
-            for mark, coordinates in self._marked(name, marks.tolist()):
-                found[mark] += coordinates
-        found.pop(0, None)
-        return Regions(
-            np.array([mark % (1 << _COUNTED) for mark in found], dtype=np.int64),
-            np.array(list(found.values()), dtype=np.int64),
-        )
+        marks = ((rng.bits(rng.root(0, "regions"), len(self)) << _COUNTED) + 1).numpy()
+        every = self._aligned.values()
+        alike, mixed = [a for a in every if a.complete], [a for a in every if not a.complete]
+        sums = np.array([marks[a.rows].sum() for a in alike], dtype=np.int64)
+        counts = np.array([a.entries for a in alike], dtype=np.int64)
+        if mixed:
+            flat = torch.cat([self._summed(a, marks).flatten() for a in mixed])
+            found = torch.stack(torch.unique(flat, return_counts=True)).cpu().numpy()
+            sums, counts = np.concatenate([sums, found[0]]), np.concatenate([counts, found[1]])
+        different, number = np.unique(sums[sums != 0], return_inverse=True)
+        coordinates = np.zeros(len(different), dtype=np.int64)
+        np.add.at(coordinates, number, counts[sums != 0])
+        return Regions(different % (1 << _COUNTED), coordinates)
 
     # -- per device
 
     def norms(self) -> Floats:
         """Return the Euclidean length of every update."""
-        found = [
-            _length(self._own(row, name))
-            for row, delta in enumerate(self._local_deltas)
-            for name in delta
-        ]
-        # Waited for together: each on its own would hold up a graphics card.
-        lengths = iter(torch.stack(found).tolist() if found else [])
-        return np.array([_joint([next(lengths) for _ in delta]) for delta in self._local_deltas])
+        return _joint(self._each(lambda stack, name: stack.lengths(name)))
 
     def root_mean_squares(self) -> Floats:
         """Return the root mean square of every update, over the coordinates its device trained.
@@ -275,42 +332,37 @@ class Updates(Arrays):
         Narrow and wide slices compare by it. What a codec left out counts as zero; an update
         without a trained coordinate has 0.
         """
-        counts = [
-            sum(self._trained(row, name) for name in delta)
-            for row, delta in enumerate(self._local_deltas)
-        ]
-        return self.norms() / np.sqrt(np.maximum(np.array(counts, dtype=np.float64), 1.0))
-
-    def _trained(self, row: int, name: str) -> int:
-        """Return how many entries of a tensor a device trained."""
-        value, mask = self._local_deltas[row][name], self._mask(row, name)
-        return value.numel() if mask is None else int((mask > 0).expand_as(value).sum())
+        counts = self._each(lambda stack, name: stack.counts(name)).sum(axis=1)
+        sizes: Floats = self.norms() / np.sqrt(np.maximum(counts, 1.0))
+        return sizes
 
     def tree_norms(self, tree: Params) -> Floats:
         """Return the length of a tree of the whole model, over what each device trained of it."""
-        squares = np.zeros(len(self))
-        known: dict[tuple[str, Slice], float] = {}  # many devices have one of few slices
-        for row, delta in enumerate(self._local_deltas):
-            for name in delta:
-                if name not in tree:
-                    continue
-                mask, where = self._mask(row, name), (name, self.slices[row])
-                if mask is not None:
-                    squares[row] += _square(tree[name][self._place(row, name)] * mask)
-                    continue
-                if where not in known:
-                    known[where] = _square(tree[name][self._place(row, name)])
-                squares[row] += known[where]
-        return np.sqrt(squares)
+        found = self._each(lambda stack, name: stack.lengths_of(name, tree[name]), tree)
+        return _joint(found)
 
     def dots(self, tree: Params) -> Floats:
         """Return the inner product of every update with a tree of the whole model."""
-        found = np.zeros(len(self))
-        for row, delta in enumerate(self._local_deltas):
-            for name in delta:
-                if name in tree:
-                    part = tree[name][self._place(row, name)].double()
-                    found[row] += float((self._own(row, name).double() * part).sum())
+        found = self._each(lambda stack, name: stack.dots(name, tree[name]), tree)
+        products: Floats = found.sum(axis=1)
+        return products
+
+    def _each(
+        self, number: Callable[[OrderedStack, str], Tensor], tree: Params | None = None
+    ) -> Floats:
+        """Return a number for each update and tensor, 0 where an update has no such tensor.
+
+        With a tree, only of the tensors that it has.
+        """
+        names = [name for name in self._aligned if tree is None or name in tree]
+        parts = [(g, column) for column, n in enumerate(names) for g in self._aligned[n].stacks]
+        numbers = [number(stack, names[column]) for stack, column in parts]
+        found = np.zeros((len(self), len(names)))
+        if numbers:
+            # Waited for together: each on its own would hold up a graphics card.
+            flat, bounds = torch.cat(numbers).cpu().numpy(), np.cumsum([len(n) for n in numbers])
+            for (stack, column), own in zip(parts, np.split(flat, bounds[:-1]), strict=True):
+                found[stack.rows, column] = own
         return found
 
     # -- per pair
@@ -321,18 +373,21 @@ class Updates(Arrays):
         With `common` they are over the coordinates that everybody trained, so that the vectors of
         all devices can be compared (specification §E).
         """
-        count = len(self)
-        products = np.zeros((count, count))
-        for name in self._names():
-            if common and not all(name in delta for delta in self._local_deltas):
+        sums: dict[bytes, Tensor] = {}  # by the rows that have a tensor: many tensors have the same
+        for aligned in self._aligned.values():
+            if common and len(aligned.rows) < len(self):
                 continue
-            rows = [self._full(row, name).flatten() for row in range(count)]
-            shared = self._shared(name) if common else None
-            for start in range(0, rows[0].numel(), _BLOCK):
-                block = torch.stack([row[start : start + _BLOCK] for row in rows]).double()
-                if shared is not None:
-                    block = block[:, shared[start : start + _BLOCK]]
-                products += (block @ block.T).cpu().numpy()
+            rows = aligned.rows.tobytes()
+            for _, block, there in aligned.blocks():
+                own = block.to(torch.float64, copy=True)
+                if common and there is not None:
+                    own = torch.where(there.all(dim=0), own, 0.0)
+                found = _products(own)
+                sums[rows] = sums[rows] + found if rows in sums else found
+        products = np.zeros((len(self), len(self)))
+        for rows, found in sums.items():
+            which = np.frombuffer(rows, dtype=np.int64)
+            products[np.ix_(which, which)] += found.cpu().numpy()
         return products
 
     def _by_rank(self, reduce: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Tensor]:
@@ -342,104 +397,26 @@ class Updates(Arrays):
         values; a block of coordinates at a time.
         """
         found: dict[str, Tensor] = {}
-        for name in self._names():
-            rows = [row for row, delta in enumerate(self._local_deltas) if name in delta]
-            values = [self._full(row, name).flatten() for row in rows]
-            trained = self._flags(name, rows)
-            new = torch.zeros_like(values[0])
-            for start in range(0, new.numel(), _BLOCK):
-                part = slice(start, start + _BLOCK)
-                there = torch.stack([flags[part] for flags in trained])
-                block = torch.stack([value[part] for value in values])
-                ordered = torch.where(there, block, torch.inf).sort(dim=0).values
-                counts = there.sum(dim=0)
-                reduced = reduce(ordered, counts).to(new)
+        for name, aligned in self._aligned.items():
+            new = aligned.stacks[0].tree[name].new_zeros(aligned.entries)
+            for part, block, there in aligned.blocks():
+                flags = torch.ones_like(block, dtype=torch.bool) if there is None else there
+                ranked = block if there is None else torch.where(flags, block, torch.inf)
+                counts = flags.sum(dim=0)
+                reduced = reduce(_ascending(ranked), counts).to(new)
                 # In place, on an array made here.
                 new[part] = torch.where(counts > 0, reduced, 0.0)
-            found[name] = new.reshape(self.blueprint.shape(base(name)))
+            found[name] = aligned.placed(new)
         return found
 
-    def _flags(self, name: str, rows: Sequence[int]) -> list[Tensor]:
-        """Return for each of these rows, flat, which coordinates of a tensor it trained."""
-        if self._alike(name):
-            whole = torch.ones(self.blueprint.shape(base(name)), device=self._device).flatten() > 0
-            return [whole] * len(rows)
-        return [self._summed(name, {row: 1}).flatten() > 0 for row in rows]
-
-    def _names(self) -> list[str]:
-        return list(dict.fromkeys(name for delta in self._local_deltas for name in delta))
-
-    def _full(self, row: int, name: str) -> Tensor:
-        """Return a tensor of one update in global coordinates, zero outside its slice."""
-        shape = self.blueprint.shape(base(name))
-        if name not in self._local_deltas[row]:
-            return torch.zeros(shape, device=self._device)
-        return _placed(name, self._own(row, name), self.slices[row], self.blueprint)
-
-    def _own(self, row: int, name: str) -> Tensor:
-        """Return what one device trained of a tensor, in the coordinates of its slice."""
-        delta, mask = self._local_deltas[row][name], self._mask(row, name)
-        return delta if mask is None else delta * mask
-
-    def _shared(self, name: str) -> Tensor | None:
-        """Return where all devices trained a tensor, flat; None: everywhere."""
-        if self._alike(name):
-            return None
-        counts = self._summed(name, dict.fromkeys(range(len(self)), 1))
-        return (counts == len(self)).flatten()
-
-    def _alike(self, name: str) -> bool:
-        """Return whether everybody who trained a tensor trained all of it."""
-        rows = [row for row, delta in enumerate(self._local_deltas) if name in delta]
-        return all(not self.slices[r].keep and self._mask(r, name) is None for r in rows)
-
-    def _marked(self, name: str, marks: Sequence[int]) -> list[tuple[int, int]]:
-        """Return sums of marks of those who trained a coordinate, and how many have each sum."""
-        trained = {row: marks[row] for row, delta in enumerate(self._local_deltas) if name in delta}
-        if self._alike(name):
-            whole = int(np.prod(self.blueprint.shape(base(name)), dtype=np.int64))
-            return [(_wrapped(sum(trained.values())), whole)]
-        sums, counts = torch.unique(self._summed(name, trained), return_counts=True)
-        return list(zip(sums.tolist(), counts.tolist(), strict=True))
-
-    def _summed(self, name: str, marks: dict[int, int]) -> Tensor:
+    def _summed(self, aligned: Aligned, marks: Ints) -> Tensor:
         """Return, per coordinate, the sum of the marks of the rows that trained it."""
-        shape = self.blueprint.shape(base(name))
-        sums = torch.zeros(shape, dtype=torch.int64, device=self._device)
-        for row, mark in marks.items():
-            mask = self._mask(row, name)
-            # In place, on an array made here.
-            sums[self._place(row, name)] += mark if mask is None else mark * (mask > 0)
+        sums = aligned.stacks[0].whole(aligned.name).to(torch.int64)
+        for stack in aligned.stacks:
+            mask = stack.mask(aligned.name)
+            trained = None if mask is None else mask > 0
+            stack.add(sums, aligned.name, trained, marks[stack.rows])
         return sums
-
-    def _mask(self, row: int, name: str) -> Tensor | None:
-        mask = self._local_masks[row].get(base(name))
-        return None if mask is None else mask.to(self._local_deltas[row][name])
-
-    def _place(self, row: int, name: str) -> tuple[slice | Tensor, ...]:
-        device = str(self._local_deltas[row][name].device)
-        return place(base(name), self.slices[row], self.blueprint, device)
-
-    def _sums(self, weights: Floats) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        total: dict[str, Tensor] = {}
-        mass: dict[str, Tensor] = {}
-        # Normalised first: equal weights then give the same bits whatever their common value.
-        weights = weights / weights.sum() if weights.sum() > 0 else weights
-        for row, delta in enumerate(self._local_deltas):
-            weight = float(weights[row])
-            if not weight:
-                continue  # what does not count may be anything, even not a number
-            for name, value in delta.items():
-                if name not in total:
-                    shape = self.blueprint.shape(base(name))
-                    total[name] = value.new_zeros(shape)
-                    mass[name] = value.new_zeros(shape)
-                mask = self._mask(row, name)
-                where = self._place(row, name)
-                # In place, on arrays made here: copying costs four times as much.
-                total[name][where] += weight * value if mask is None else weight * (mask * value)
-                mass[name][where] += weight if mask is None else weight * mask
-        return total, mass
 
 
 def _placed(name: str, value: Tensor, slice_: Slice, blueprint: Blueprint) -> Tensor:
@@ -456,25 +433,22 @@ def _both(mask: Params, kept: Params) -> dict[str, Tensor]:
     return {n: flags * mask[n].to(flags) if n in mask else flags for n, flags in kept.items()}
 
 
-def _length(value: Tensor) -> Tensor:
-    """Return the Euclidean length, in double precision."""
-    length: Tensor = torch.linalg.vector_norm(value, dtype=torch.float64)
-    return length
+def _joint(lengths: Floats) -> Floats:
+    """Return the length of every row's vector, of whose pieces these are the lengths."""
+    joint: Floats = np.hypot.reduce(lengths, axis=1)  # does not square them: they may be huge
+    return joint
 
 
-def _square(value: Tensor) -> float:
-    """Return the squared length, infinite where it is beyond double precision."""
-    length = float(_length(value))
-    return length**2 if length < _SQUARABLE else length * length
+def _products(rows: Tensor) -> Tensor:
+    """Return the inner products of all pairs of rows."""
+    if rows.is_cuda:
+        return rows @ rows.T
+    array = rows.numpy()
+    return torch.from_numpy(array @ array.T)  # computes each pair once
 
 
-def _joint(lengths: Sequence[float]) -> float:
-    """Return the length of a vector whose pieces have these."""
-    if all(length < _SQUARABLE for length in lengths):
-        return math.sqrt(sum(length**2 for length in lengths))
-    return math.hypot(*lengths)
-
-
-def _wrapped(number: int) -> int:
-    """Return a sum as 64-bit integers have it."""
-    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+def _ascending(values: Tensor) -> Tensor:
+    """Return every column in ascending order."""
+    if values.is_cuda or values.dtype not in (torch.float32, torch.float64):
+        return values.sort(dim=0).values
+    return torch.from_numpy(np.sort(values.numpy(), axis=0))  # several times as fast

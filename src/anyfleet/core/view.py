@@ -15,14 +15,15 @@ from torch import Tensor
 
 from anyfleet.arrays import Arrays, Flags, Floats, Ints, join
 from anyfleet.core.check_in import MessageBits
-from anyfleet.core.messages import Conditions, Devices, Kind, Params, Report, measured
+from anyfleet.core.messages import Conditions, Devices, Kind, Params, Report
+from anyfleet.core.stacks import Reports
 from anyfleet.core.time_and_energy import Demand
 from anyfleet.elastic import Blueprint, Cost, Slice
 
 Ids = Sequence[int] | Ints  # numbers of devices or of orders: an array, or any sequence of ints
 Kinds = NDArray[np.str_]  # values of `Kind`
 
-_KIND = np.dtype(f"U{max(map(len, Kind))}")
+KIND = np.dtype(f"U{max(map(len, Kind))}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +65,7 @@ class OrderStatuses(Arrays):
     device: Ints
     round_index: Ints  # of the rounds that issued them
     kind: Kinds  # compare with members of Kind: `statuses.kind == Kind.TRAIN`
-    reports: tuple[Report, ...]  # as they came; `report` reads one number of all of them
+    reported: Reports  # `report` reads one number of all of them, `reports` has them one by one
 
     @classmethod
     def of(cls, statuses: Iterable[OrderStatus]) -> "OrderStatuses":
@@ -74,9 +75,14 @@ class OrderStatuses(Arrays):
             order=np.array([each.order for each in given], dtype=np.int64),
             device=np.array([each.device for each in given], dtype=np.int64),
             round_index=np.array([each.round_index for each in given], dtype=np.int64),
-            kind=np.array([each.kind for each in given], dtype=_KIND),
-            reports=tuple(each.report for each in given),
+            kind=np.array([each.kind for each in given], dtype=KIND),
+            reported=Reports.of([each.report for each in given]),
         )
+
+    @property
+    def reports(self) -> tuple[Report, ...]:
+        """The report of every order, as it came; empty before a reply."""
+        return tuple(map(self.reported.report_of, range(len(self))))
 
     def __iter__(self) -> Iterator[OrderStatus]:
         """Yield every order by itself."""
@@ -108,7 +114,7 @@ class OrderStatuses(Arrays):
 
     def report(self, name: str) -> Floats:
         """Return the number that each device reported under this name; NaN where it did not."""
-        return np.array([measured(report, name) for report in self.reports], dtype=np.float64)
+        return self.reported.number(name)
 
 
 @dataclass(frozen=True, eq=False)

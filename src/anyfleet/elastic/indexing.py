@@ -15,18 +15,27 @@ _WHOLE = slice(None)
 
 def index(dim: Dim, kept: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> Index:
     """Return the coordinates kept along one dimension; axes absent from `kept` are whole."""
-    if not any(axis in kept for product in dim for axis in product):
-        return _WHOLE
+    own = {axis: torch.tensor([kept[axis]]) for row in dim for axis in row if axis in kept}
+    return _run(indices_of(dim, own, sizes)[0]) if own else _WHOLE
+
+
+def indices_of(dim: Dim, kept: Mapping[str, Tensor], sizes: Mapping[str, int]) -> Tensor:
+    """Return the coordinates that several slices keep along one dimension, a row for each slice.
+
+    `kept` has the indices of each axis, [slices, indices]: the slices are of equal shape. Where no
+    axis of the dimension is in it there is one row, which all slices share.
+    """
     offset, parts = 0, []
     for product in dim:
-        rows, size = torch.zeros(1, dtype=torch.long), 1
+        rows, size = torch.zeros(1, 1, dtype=torch.long), 1
         for axis in product:
-            own = torch.tensor(kept[axis]) if axis in kept else torch.arange(sizes[axis])
-            rows = (rows[:, None] * sizes[axis] + own).reshape(-1)
+            own = kept[axis] if axis in kept else torch.arange(sizes[axis])[None]
+            rows = (rows[:, :, None] * sizes[axis] + own[:, None]).flatten(1)
             size *= sizes[axis]
         parts.append(rows + offset)
         offset += size
-    return _run(torch.cat(parts))
+    most = max(len(rows) for rows in parts)
+    return torch.cat([rows.expand(most, -1) for rows in parts], dim=1)
 
 
 def take(tensor: Tensor, kept: tuple[Index, ...]) -> Tensor:

@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
+import torch
 from torch import Tensor
 
 from anyfleet.elastic.blueprint import Blueprint, Slice
-from anyfleet.elastic.indexing import Index, broadcast, index, take
+from anyfleet.elastic.indexing import Index, broadcast, index, indices_of, take
 from anyfleet.elastic.plain_tensors import plain_tensors
 from anyfleet.errors import SliceError
 
@@ -54,6 +55,17 @@ def place(name: str, slice: Slice, blueprint: Blueprint, device: str = "cpu") ->
     return _places(slice, blueprint, device)[name]
 
 
+def indices_along(
+    name: str, slices: tuple[Slice, ...], blueprint: Blueprint, device: str = "cpu"
+) -> tuple[Tensor, ...]:
+    """Return the coordinates that slices keep along each dimension of a tensor: [slices, kept].
+
+    The slices must keep as many indices of the same axes. Along a dimension that they keep whole,
+    all share one row.
+    """
+    return _several(slices, blueprint, device)[name]
+
+
 @lru_cache(maxsize=512)
 def _indices(slice: Slice, blueprint: Blueprint) -> dict[str, tuple[Index, ...]]:
     kept, sizes = dict(slice.keep), blueprint.sizes
@@ -67,6 +79,19 @@ def _places(slice: Slice, blueprint: Blueprint, device: str) -> dict[str, tuple[
     indices = _indices(slice, blueprint)
     with plain_tensors():
         return {n: broadcast(rows, blueprint.shape(n), device) for n, rows in indices.items()}
+
+
+@lru_cache(maxsize=8)
+def _several(
+    slices: tuple[Slice, ...], blueprint: Blueprint, device: str
+) -> dict[str, tuple[Tensor, ...]]:
+    tables, sizes = {**blueprint.params, **blueprint.buffers}, blueprint.sizes
+    with plain_tensors():
+        kept = {axis: torch.tensor([s.kept(axis) for s in slices]) for axis, _ in slices[0].keep}
+        return {
+            name: tuple(indices_of(dim, kept, sizes).to(device) for dim in dims)
+            for name, dims in tables.items()
+        }
 
 
 def permute(

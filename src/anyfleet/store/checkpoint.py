@@ -238,13 +238,13 @@ def _misfit_of_orders(orders: UnderWay, fleet: SimulatedState, task: objectives.
         for cohort in (each.sent, each.received):
             if not _within(mine.row, len(cohort)) or (cohort.id[mine.row] != mine.id).any():
                 return "one of its orders is another one"
+    done = orders.carried_out & orders.events.training
     told = (orders.reason, orders.reasons), (orders.refusal, orders.refusals)
     replies = orders.replies.take(orders.carried_out)
     if (
         not all(_within(index[index >= 0], len(texts)) for index, texts in told)
         or not _within(replies.stack_index, len(replies.stacks))
-        or (orders.remembered.order != orders.id).any()
-        or (orders.remembered.device != orders.device).any()
+        or not set(orders.id[done].tolist()) <= _remembered(fleet)
     ):
         return "one of its orders ends with nothing"
     for phases in (orders.download, orders.compute, orders.upload):
@@ -267,3 +267,8 @@ def _misfit_of_orders(orders: UnderWay, fleet: SimulatedState, task: objectives.
 
 def _within(numbers: Ints, count: int) -> bool:
     return bool(((numbers >= 0) & (numbers < count)).all())
+
+
+def _remembered(fleet: SimulatedState) -> set[int]:
+    """Return the orders of which devices will keep something."""
+    return set() if fleet.remembered is None else set(fleet.remembered.order.tolist())

@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from anyfleet.arrays import join
 from anyfleet.core.client import work
 from anyfleet.core.device_state import DeviceState
 from anyfleet.core.message_size import uncompressed_bits
 from anyfleet.core.messages import no_charges
 from anyfleet.core.method import Method
-from anyfleet.core.orders import Cohort
+from anyfleet.core.orders import Cohort, IssuedOrders
 from anyfleet.core.planning import load_models
-from anyfleet.core.replies import IncomingReplies, RepliedOrder
+from anyfleet.core.replies import IncomingReplies, RepliedOrders
 from anyfleet.core.stacks import Replies
 from anyfleet.core.updates import Updates
 from anyfleet.elastic import Slice, channel_share, narrowed, place, trained_share
@@ -115,15 +116,14 @@ def two_layers() -> Task:
 
 def sliced(asked: Cohort, slices: Sequence[Slice], method: Method, task: Task) -> Cohort:
     """Orders for other parts of the model."""
-    kept = replace(asked, slices=tuple(slices))
+    kept = asked.with_slices(*slices)
     return load_models(kept, method=method, task=task, params=task.params, buffers=task.buffers)
 
 
 def came_in(asked: Cohort, updates: Replies, method: Method, task: Task, step: int = 0) -> Updates:
     """Answers as the server gathers them."""
-    pairs = zip(asked.rows(), updates.rows(), strict=True)
-    answered = [RepliedOrder(o, u, no_charges(int(o.id[0]), 0.0)) for o, u in pairs]
-    return IncomingReplies(method, task, step).trained(answered, task.params)
+    replied = RepliedOrders(IssuedOrders.of(asked), updates, no_charges(asked.id, 0.0))
+    return IncomingReplies(method.job(), task, step).trained(replied, task.params)
 
 
 def test_1_12_3_weights_of_a_cohort_are_those_of_the_example() -> None:
@@ -133,11 +133,7 @@ def test_1_12_3_weights_of_a_cohort_are_those_of_the_example() -> None:
     asked = sliced(orders(method, task, [0, 1, 2]), slices, method, task)
     done = [work(order, (DeviceState(),), task).replies for order in asked.rows()]
     bits = [uncompressed_bits(each, method.norm, task.blueprint)[1] / 15 for each in slices]
-    answered = [
-        RepliedOrder(order, replace(update, bits=np.array([size])), no_charges(0, 0.0))
-        for order, update, size in zip(asked.rows(), done, bits, strict=True)
-    ]
-    found = IncomingReplies(method, task, 0).trained(answered, task.params)
+    found = came_in(asked, replace(join(done), bits=np.array(bits)), method, task)
     part = Aio(Mean("equal"))
     assert part.weigh(found) == pytest.approx([0.392827, 0.332452, 0.274721], abs=1e-6)
     stepped = part(task.params, found, Seen(), None, torch.tensor(0))  # type: ignore[arg-type]

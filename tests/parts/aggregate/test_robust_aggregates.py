@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from anyfleet.core import updates as module
+from anyfleet.core import stacks
+from anyfleet.core.ordered_stacks import base
 from anyfleet.core.slots import Aggregate
-from anyfleet.core.updates import Updates, base
+from anyfleet.core.updates import Updates
 from anyfleet.elastic import Slice, cut, place
 from anyfleet.methods import heterofl
 from anyfleet.parts.aggregate import Clipped, CoordinateMedian, Mean, ServerOptimised, TrimmedMean
@@ -94,7 +95,7 @@ def test_every_coordinate_is_decided_by_those_who_trained_it(
     count: int, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Values repeat, so that there are ties; some coordinates have an even number of values."""
-    monkeypatch.setattr(module, "_BLOCK", block)
+    monkeypatch.setattr(stacks, "_CACHED", block)
     changes, slices, masks = some(count, count)
     found = updates_of(changes, slices=slices, masks=masks)
     for part, reduce in (

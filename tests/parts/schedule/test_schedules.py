@@ -116,9 +116,9 @@ def play(method: Method, fleet: Fleet | None = None, count: int = 4, seed: int =
     assert all(a <= b for a, b in pairwise([0.0, *(step.time for step in steps)]))
     closed = [order for step in steps for order in step.ledger.order.tolist()]
     last = steps[-1].snapshot
-    under_way, waiting = last.under_way, [replied.number for replied in last.waiting]
+    under_way, waiting = last.under_way.order.tolist(), last.waiting.orders.order.tolist()
     assert sorted([*closed, *under_way, *waiting]) == list(range(last.issued))
-    assert runtime.busy.keys() == under_way.keys()
+    assert sorted(runtime.busy) == under_way
     for step in steps:
         age = step.index - step.ledger.issued_round
         assert (age >= 0).all()

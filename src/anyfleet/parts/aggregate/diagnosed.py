@@ -8,9 +8,10 @@ import numpy as np
 from torch import Tensor
 
 from anyfleet.core.messages import Aggregated, Params
+from anyfleet.core.ordered_stacks import base
 from anyfleet.core.signals import Signal, diagnostics
 from anyfleet.core.slots import Aggregate, Measure, State, Wrapper
-from anyfleet.core.updates import Updates, base
+from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.formulas.contribution import fedadp_dissimilarity, fedadp_expected_decrease
 from anyfleet.parts.aggregate.directions import by_device, directions

@@ -1,5 +1,6 @@
 """Partial work: as many local steps as a device's time allows."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -97,8 +98,8 @@ class StepSeconds(NamedTuple):
 
 def fitting(seconds: float, step: StepSeconds, samples: int, batch: int) -> int:
     """Return the most local steps that fit into `seconds`; an epoch's last batch may be short."""
-    if not samples:
-        return 0
+    if not samples or math.isnan(step.per_local_step + step.per_sample):
+        return 0  # nothing to train on, or a device that does not know how fast it is
     # A billionth more than there is: a budget that fits exactly must not fail by rounding.
     seconds = max(0.0, seconds) * (1 + 1e-9)
     per_epoch = -(-samples // batch)

@@ -18,7 +18,7 @@ from anyfleet.elastic.cost.operations import Counting, forward_operations
 
 
 def demand(orders: Cohort, own: Ints, task: Task, counting: Counting, memories: Memories) -> Demand:
-    """Return the work of orders on devices with so many samples; a new one has no state yet."""
+    """Return the work of orders on devices that have so many samples of their `own`."""
     count = len(orders)
     if orders.kind == Kind.FETCH:
         none = np.zeros(count)

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 
 from anyfleet.arrays import Flags, Floats, Ints, alike, join
-from anyfleet.core.check_in import Choices
+from anyfleet.core.check_in import OrderChoices
 from anyfleet.core.choosing import decide
 from anyfleet.core.device_state import DeviceState
 from anyfleet.core.events import Events, Failures
 from anyfleet.core.limits import Limits
-from anyfleet.core.memories import Memories
-from anyfleet.core.messages import Charges, Conditions, Devices, Kind
+from anyfleet.core.memories import Memories, Remembered
+from anyfleet.core.messages import Charges, Conditions, Devices, Kind, no_charges
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
 from anyfleet.runtime.simulated.batteries import Batteries
@@ -57,10 +57,13 @@ class Simulated:
         self._clock, self._round_index = Clock(), 0
         self._under_way: UnderWay | None = None  # None: no order is
         self._memories = Memories(task)
+        # What devices keep of orders that are carried out, once their training has ended.
+        self._remembered: Remembered | None = None
         self._batteries = Batteries(world)
         # The loss that each device reported last, even if the server refused the reply.
         self._losses: Floats = np.full(task.devices, np.nan)
         self._free = np.ones(task.devices, dtype=bool)
+        self._choices: OrderChoices | None = None  # made and not yet told
 
     # -- what policies learn
 
@@ -94,13 +97,13 @@ class Simulated:
         own = RuntimeConditions(charge, self._losses[devices])
         return self._world.report(devices, self._when(), self._active(devices), own)
 
-    def check_in(self, orders: Cohort) -> Choices:
-        """Return what the devices choose from the menus of these orders."""
-        choosers = map(self._memories.chooser, orders.device.tolist())
-        states = [DeviceState(chooser=chooser) for chooser in choosers]
+    def offer(self, orders: Cohort) -> None:
+        """Let the devices choose from the menus of these orders; no time passes."""
+        choosers = [self._memories.chooser(device) for device in orders.device.tolist()]
         counting = self._world.declared.counting
         own = self._true_conditions(orders.device, self._active(orders.device))
-        return decide(orders, own, states, self._task, counting)
+        made = OrderChoices(orders.id, decide(orders, own, choosers, self._task, counting))
+        self._choices = made if self._choices is None else join([self._choices, made])
 
     def _true_conditions(self, devices: Ints, active: Ints) -> Conditions:
         """Return the true conditions of devices while `active` devices use their bands."""
@@ -157,7 +160,13 @@ class Simulated:
     # -- replies and failures
 
     def wait(self, until: float | None, enough: int) -> Events:
-        """Let time pass until there are `enough` replies and failures, or until `until`."""
+        """Let time pass until there are `enough` replies and failures, or until `until`.
+
+        Choices come back alone, before time passes.
+        """
+        if self._choices is not None:
+            chosen, self._choices = self._choices, None
+            return Events(choices=chosen)
         if self._under_way is None:
             if until is None:
                 raise RuntimeError(
@@ -178,23 +187,35 @@ class Simulated:
         self._remember_losses(ended, replies.reported("loss"), came)
         reasons = tuple(ended.reasons[number] for number in ended.reason[~came])
         return Events(
-            replies if came.any() else None,
-            charges.take(came) if came.any() else None,
-            None if came.all() else Failures(ended.id[~came], reasons, charges.take(~came)),
+            replies=replies if came.any() else None,
+            charges=charges.take(came) if came.any() else None,
+            failures=None
+            if came.all()
+            else Failures(ended.id[~came], reasons, charges.take(~came)),
         )
 
     def cancel(self, orders: Ints, reason: str) -> Failures:
         """Close orders now, and return them as failures."""
-        if self._under_way is None:
-            raise KeyError(f"no order is under way, and none of {orders.tolist()}")
-        order = np.argsort(self._under_way.id)
-        place = np.searchsorted(self._under_way.id, orders, sorter=order)
-        rows = order[np.minimum(place, len(order) - 1)]
-        if (self._under_way.id[rows] != orders).any():
-            raise KeyError(f"not all of the orders {orders.tolist()} are under way")
-        closed = self._close(self._under_way, rows)
-        spent = self._charge(closed, self.now() - closed.began, self.now())
+        offered = np.zeros(len(orders), dtype=bool)
+        if self._choices is not None:
+            offered = np.isin(orders, self._choices.order)
+            left = ~np.isin(self._choices.order, orders)
+            self._choices = self._choices.take(left) if left.any() else None
+        # Nothing was spent on what devices have only chosen from.
+        spent = no_charges(orders, self.now())
+        if not offered.all():
+            spent = spent.put(np.flatnonzero(~offered), self._cancelled(orders[~offered]))
         return Failures(orders, (reason,) * len(orders), spent)
+
+    def _cancelled(self, orders: Ints) -> Charges:
+        """Close orders under way now, and return their charges."""
+        table = self._under_way
+        known = np.empty(0, dtype=np.int64) if table is None else table.id
+        if table is None or not np.isin(orders, known).all():
+            raise KeyError(f"not all of the orders {orders.tolist()} are under way")
+        sorter = np.argsort(known)
+        closed = self._close(table, sorter[np.searchsorted(known, orders, sorter=sorter)])
+        return self._charge(closed, self.now() - closed.began, self.now())
 
     def save(self) -> SimulatedState:
         """Return the state for a checkpoint."""
@@ -202,7 +223,9 @@ class Simulated:
             self._clock,
             self._round_index,
             self._under_way,
+            self._choices,
             self._memories.save(),
+            self._remembered,
             self._batteries.save(),
             self._losses.copy(),
         )
@@ -210,7 +233,8 @@ class Simulated:
     def restore(self, saved: SimulatedState) -> None:
         """Go back to the state that `save` returned."""
         self._clock, self._round_index = saved.clock, saved.round_index
-        self._under_way = saved.under_way
+        self._under_way, self._choices = saved.under_way, saved.choices
+        self._remembered = saved.remembered
         self._memories.restore(saved.memories)
         self._batteries.restore(saved.batteries)
         self._losses = saved.losses.copy()
@@ -228,7 +252,17 @@ class Simulated:
         left[rows] = False
         self._under_way = orders.take(left).pruned() if left.any() else None
         self._free[closed.device] = True
+        self._recall(closed.id)
         return closed
+
+    def _recall(self, orders: Ints) -> Remembered | None:
+        """Return what devices keep of these orders, and wait no longer for them to be trained."""
+        if self._remembered is None:
+            return None
+        mine = np.isin(self._remembered.order, orders)
+        found, left = self._remembered.take(mine), ~mine
+        self._remembered = self._remembered.take(left).pruned() if left.any() else None
+        return found
 
     def _charge(self, orders: UnderWay, elapsed: Floats, now: Floats | float) -> Charges:
         """Return the charges for what closed orders did in the seconds since they began."""
@@ -249,7 +283,9 @@ class Simulated:
             return orders
         events, uploading = orders.events, orders.uploading.copy()
         uploading[rows] = ~orders.did_nothing[rows]
-        self._memories.commit(orders.remembered.take(rows[uploading[rows]]))
+        found = self._recall(orders.id[rows[uploading[rows]]])
+        if found is not None:
+            self._memories.commit(found)
         training, sequence = events.training.copy(), events.sequence.copy()
         training[rows] = False
         self._clock, sequence[rows] = self._clock.scheduled(events.ends[rows])
@@ -267,43 +303,42 @@ class Simulated:
         return orders.put(rows, with_uploads(orders.take(rows), self._round_index, self._world))
 
     def _execute(self, orders: UnderWay) -> UnderWay:
-        """Return orders that the engine carried out: together those that share kind and job."""
-        together: dict[Hashable, list[int]] = {}
-        for number, each in enumerate(orders.cohorts):
-            job, key = each.sent.job, each.sent.cohort_key
-            drawn = key if draws_together(job, key) else None
-            together.setdefault((each.sent.kind, job, drawn), []).append(number)
-        for numbers in together.values():
+        """Return orders that the engine carried out, those of one kind and job together."""
+        groups: dict[Hashable, list[int]] = {}
+        for number, cohort in enumerate(each.sent for each in orders.cohorts):
+            drawn = cohort.cohort_key if draws_together(cohort.job, cohort.cohort_key) else None
+            groups.setdefault((cohort.kind, cohort.job, drawn), []).append(number)
+        for numbers in groups.values():
             rows = np.flatnonzero(np.isin(orders.cohort, numbers))
             if len(rows):
-                orders = orders.put(rows, self._carried_out(orders.take(rows)))
+                orders = orders.put(rows, self._carry_out(orders.take(rows)))
         return orders
 
-    def _carried_out(self, orders: UnderWay) -> UnderWay:
-        """Return orders of one kind and one job that the engine carried out."""
-        rows = alike(orders.cohort)
-        parts = [(orders.cohorts[int(orders.cohort[some[0]])], orders.row[some]) for some in rows]
-        back = np.argsort(np.concatenate(rows))
-        given = Assignment(
-            join([each.received.take(some) for each, some in parts]).take(back),
-            join([each.sent.take(some) for each, some in parts]).take(back),
-            orders.transfer.width_up,
-        )
+    def _carry_out(self, orders: UnderWay) -> UnderWay:
+        """Return orders of one kind and job that the engine carried out."""
+        sent, received, groups = [], [], alike(orders.cohort)
+        for rows in groups:
+            cohort, places = orders.cohorts[orders.cohort[rows[0]]], orders.row[rows]
+            sent.append(cohort.sent.take(places))
+            received.append(cohort.received.take(places))
+        order = np.concatenate(groups)
+        given = Assignment(join(received), join(sent), orders.transfer.width_up[order])
         done = self._executor.execute(given, self._memories)
-        count, texts = len(orders), list[str]()
-        did_nothing, refusal = np.zeros(count, dtype=bool), np.full(count, -1)
-        for row, why in done.refused_by_device.items():
-            did_nothing[row], refusal[row] = True, len(texts)
-            texts.append(f"refused by the device: {why}")
-        for row, why in done.refused_by_server.items():
-            refusal[row] = len(texts)
-            texts.append(f"refused: {why}")
+        kept = [each for each in (self._remembered, done.remembered) if each is not None]
+        self._remembered = join(kept)
+        refused = {
+            **{row: f"refused: {why}" for row, why in done.refused_by_server.items()},
+            **{row: f"refused by the device: {why}" for row, why in done.refused_by_device.items()},
+        }
+        did_nothing, refusal = np.zeros(len(orders), dtype=bool), np.full(len(orders), -1)
+        did_nothing[list(done.refused_by_device)] = True
+        refusal[list(refused)] = np.arange(len(refused))
+        back = np.argsort(order)
         return replace(
             orders,
-            carried_out=np.ones(count, dtype=bool),
-            replies=done.replies,
-            remembered=done.remembered,
-            did_nothing=did_nothing,
-            refusal=refusal,
-            refusals=tuple(texts),
+            carried_out=np.ones(len(orders), dtype=bool),
+            replies=done.replies if len(groups) == 1 else done.replies.take(back),
+            did_nothing=did_nothing[back],
+            refusal=refusal[back],
+            refusals=tuple(refused.values()),
         )

@@ -9,7 +9,7 @@ import numpy as np
 
 from anyfleet.arrays import Floats, Ints
 from anyfleet.core.delivery import cut_orders
-from anyfleet.core.memories import Memories, Remembered
+from anyfleet.core.memories import Memories
 from anyfleet.core.messages import Conditions
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
@@ -52,7 +52,9 @@ def begin(
     )
     compute = _compute(world, received, need.effort, start, own, download.seconds)
     after, trained = download.seconds, download.seconds + compute.seconds
-    dies = world.dies(devices, event_keys(orders, world.seed, "death"), now)
+    dies = np.zeros(count, dtype=bool)
+    if world.mortal:
+        dies = world.dies(devices, event_keys(orders, world.seed, "death"), now)
     failures = {
         "battery empty": battery_empty((download, compute), own.battery),
         "died": when(dies, after + compute.seconds / 2),
@@ -99,7 +101,6 @@ def begin(
         reason=reason,
         carried_out=no,
         replies=_no_replies(orders),
-        remembered=Remembered.of(orders),
         did_nothing=no,
         refusal=nowhere,
         cohorts=(Submitted(orders, received),),
@@ -182,8 +183,8 @@ def _transfer(
         unknown = np.flatnonzero(np.isnan(rate))
         if len(unknown):
             asked = rows[unknown]
-            rates = world.bit_rates(devices[asked], moments.take(unknown), active[asked])
-            rate[unknown] = rates.of(way)
+            then = moments.take(unknown)
+            rate[unknown] = world.bit_rate(way, devices[asked], then, active[asked])
         return transfer_cost(bits[rows], rate, watts[rows])
 
     return follow(start, cost, lambda rows, moments: world.bit_rates_until(devices[rows], moments))
@@ -208,9 +209,10 @@ def _compute(
         mine, changed = own.take(rows), np.flatnonzero(moments.now >= still[rows])
         if len(changed):
             found = world.compute_conditions(devices[rows[changed]], moments.take(changed))
-            columns = {name: getattr(mine, name) for name in found}
+            columns = {name: getattr(mine, name).copy() for name in found}
             for name, values in found.items():
                 columns[name][changed] = values
+            mine = replace(mine, **columns)
         part, asked = effort.take(rows), frequency[rows]
         return SteadyCost(part.seconds(mine, asked), part.joules(mine, asked))
 
