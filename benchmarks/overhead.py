@@ -15,6 +15,7 @@ loads change within an order. In asynchronous rounds the orders of a round are t
 """
 
 import signal
+import statistics
 import sys
 import time
 from collections import defaultdict
@@ -219,22 +220,33 @@ def shares(rounds: Rounds, seconds: float) -> dict[str, float]:
     return {name: spent / total for name, spent in seen.items()}
 
 
+def processed(rounds: Rounds, spent: list[float]) -> Rounds:
+    """Yield the rounds, and note the seconds that the processor spent on each."""
+    while True:
+        began = time.process_time()
+        each = next(rounds)
+        spent.append(time.process_time() - began)
+        yield each
+
+
 def row(name: str, kind: str, cohort: int, options: Options, seconds: float) -> tuple[Cell, ...]:
     """Return a row of the table: the whole round, its target, and microseconds by stage."""
     case, fleet = CASES[name], WORLDS[kind]()
     task = built(replace(WORKLOADS["tiny"], users=2 * cohort, cohort=cohort), options.device)
     method = idle(case.make(cohort))
-    rounds = play_rounds(method, task, options, fleet)
-    found = times_of(rounds, options, seconds=seconds)
+    rounds, spent = play_rounds(method, task, options, fleet), list[float]()
+    found = times_of(processed(rounds, spent), options, seconds=seconds)
+    processor = 1e3 * statistics.median(spent[-found.rounds :])
     split = shares(rounds, min(seconds, 2.0))
     orders, aim = case.orders(cohort), target(case.orders(cohort), case.shapes, kind)
     each = [1e3 * found.ms * split.get(stage, 0.0) / orders for stage in NAMES]
     told = verdict(found.ms, aim, " ms")
-    return (found.rounds, found.ms, 1e3 * found.ms / orders, *each, told)
+    return (found.rounds, found.ms, processor, 1e3 * found.ms / orders, *each, told)
 
 
 NAMES = (*(name for name, _ in STAGES), REST)
-HEAD = ("method", "world", "cohort", "rounds", "ms a round", "µs an order", *NAMES, "target")
+TIMES = ("rounds", "ms a round", "processor, ms", "µs an order")
+HEAD = ("method", "world", "cohort", *TIMES, *NAMES, "target")
 
 
 def tables(
@@ -263,6 +275,7 @@ def tables(
                 print(f"    {name:9} {kind:9} {cohort:6} {ms}  {last[-1]}", file=sys.stderr)
     notes = (
         "Columns from select on are microseconds of the host for each order of a round.",
+        "Processor time is what a round would take on a machine that does nothing else.",
         "The network has 778 parameters and nothing is trained; codecs, checks and ledger are on.",
     )
     return [Table("overhead", "Host time of a round by stage", HEAD, tuple(rows), notes)]
