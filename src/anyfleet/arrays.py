@@ -41,9 +41,9 @@ class Arrays:
     def take(self, rows: Sequence[int] | Ints | Flags) -> Self:
         """Return the given rows, in the given order; flags pick the rows that are true."""
         index = np.asarray(rows)
-        if index.dtype == bool and index.all():
-            return self
         index = np.flatnonzero(index) if index.dtype == bool else index.astype(np.int64)
+        if len(index) == len(self) and (index == np.arange(len(index))).all():
+            return self
         values = ((getattr(self, name), is_list) for name, is_list in _names(type(self)))
         picked = [value if is_list else _pick(value, index) for value, is_list in values]
         return type(self)(*picked)
@@ -120,8 +120,9 @@ B = TypeVar("B", bound=Arrays)
 def join(batches: Sequence[B]) -> B:
     """Return the rows of all structs in one; fields that rows share are those of the first.
 
-    What is listed in several of them is listed once.
+    What is listed in several of them is listed once. Structs without rows do not count.
     """
+    batches = [batch for batch in batches if len(batch)] or batches[:1]
     first = batches[0]
     if len(batches) == 1:
         return first

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyfleet.arrays import Floats, Ints, distinct
+from anyfleet.arrays import Floats, Ints, alike, distinct
 from anyfleet.core.messages import Params
-from anyfleet.core.stacks import Stack, block_numbers, flattened, lengths, row_blocks, together
+from anyfleet.core.stacks import Stack, block_numbers, flattened, lengths, row_blocks
 from anyfleet.elastic import Blueprint, Slice, place
 from anyfleet.elastic.slicing import indices_along
 
@@ -210,7 +210,7 @@ def ordered_stacks(
     label = kinds * max(1, len(different)) + number[slice_index]
     label = _with_those_alone(label, kinds, different, number[slice_index])
     found = []
-    for own in together(label):
+    for own in alike(label):
         mine = number[slice_index[own]]
         shared = mine[:1] if (mine == mine[0]).all() else mine
         runs = _runs(stack_index[own], places[own], stacks)
