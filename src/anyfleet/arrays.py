@@ -124,8 +124,9 @@ def _pick(value: Any, rows: Ints) -> Any:
 def join(batches: Sequence[B]) -> B:
     """Return the rows of all structs in one; fields that rows share are those of the first.
 
-    What is listed in several of them is listed once.
+    What is listed in several of them is listed once. Structs without rows do not count.
     """
+    batches = [batch for batch in batches if len(batch)] or batches[:1]
     first = batches[0]
     if len(batches) == 1:
         return first

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -142,10 +143,11 @@ class IssuedOrders(Arrays):
             slices=(),
         )
 
-    @property
+    @cached_property
     def kind(self) -> Kinds:
         """The kind of each order."""
-        return np.array(self.kinds or (Kind.TRAIN,), dtype=KIND)[self.kind_index]
+        found: Kinds = np.array(self.kinds or (Kind.TRAIN,), dtype=KIND)[self.kind_index]
+        return found
 
     @property
     def result_of(self) -> Ints:

@@ -47,20 +47,13 @@ class IncomingReplies:
         """Return the updates that the trees of these replies amount to."""
         orders, replies, blueprint = replied.orders, replied.replies, self.task.blueprint
         came = received(orders, replies, self.job, blueprint)
-        changed = self._changed(replied, came, current, trees)
-        rows = range(len(changed))
-        return Updates.of(
-            [changed.trees_of(row)["delta"] for row in rows],
+        return Updates.stacked(
+            self._changed(replied, came, current, trees),
             blueprint,
-            slices=[came.slices[number] for number in came.slice_index.tolist()],
-            device=replies.device,
-            samples=replies.samples.astype(np.float64),
+            slices=came.slices,
+            slice_index=came.slice_index,
             staleness=self.round_index - orders.round_index,
             sent_fraction=came.sent_fraction,
-            bits=replies.bits,
-            masks=[changed.masks_of(row) for row in rows],
-            sent=[changed.kept_of(row) for row in rows],
-            reports=[changed.report_of(row) for row in rows],
         )
 
     def _changed(

@@ -27,7 +27,7 @@ from anyfleet.core.method import Job
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import IssuedOrders
 from anyfleet.core.slots import MEASURES
-from anyfleet.core.stacks import Replies, Reported, Stack
+from anyfleet.core.stacks import Replies, Reported, Stack, lengths
 from anyfleet.elastic import Blueprint
 
 SETTLED = 3  # devices of which update sizes are known before a median says what is usual
@@ -90,16 +90,16 @@ class Screen:
         for name, tree in stack.trees.items():
             if not tree:
                 continue
-            lengths, negative = (values[at.places] for values in facts[name])
-            for where in np.flatnonzero(~np.isfinite(lengths)).tolist():
+            norms, negative = (values[at.places] for values in facts[name])
+            for where in np.flatnonzero(~np.isfinite(norms)).tolist():
                 # A sum of large squares may overflow where the numbers themselves do not.
                 place, row = int(at.places[where]), int(at.rows[where])
                 bad = (n for n, value in tree.items() if not _finite(value[place]))
                 found.refuse(row, "".join(f"not finite: {n}" for n in islice(bad, 1)))
-                lengths[where] = math.hypot(*(_length(value[place]) for value in tree.values()))
+                norms[where] = math.hypot(*(_length(value[place]) for value in tree.values()))
             if name == self.job.send:
-                for where in np.flatnonzero(lengths > self.limits.norm).tolist():
-                    above = f"norm: {lengths[where]:.3g} is above {self.limits.norm:.3g}"
+                for where in np.flatnonzero(norms > self.limits.norm).tolist():
+                    above = f"norm: {norms[where]:.3g} is above {self.limits.norm:.3g}"
                     found.refuse(int(at.rows[where]), above)
             for where in np.flatnonzero(negative).tolist():
                 place = int(at.places[where])
@@ -227,7 +227,7 @@ class _Refusals:
 class _Facts(NamedTuple):
     """Facts about the trees of a stack, one entry for each device."""
 
-    lengths: Floats  # Euclidean; not finite if a number is not, or if the squares overflow
+    norms: Floats  # not finite if a number is not, or if the squares overflow
     negative: Flags  # whether a running variance is negative
 
 
@@ -236,23 +236,13 @@ def _facts(stacks: Sequence[Stack], variances: Collection[str | None]) -> list[d
     trees = [(name, tree) for stack in stacks for name, tree in stack.trees.items() if tree]
     found = []
     for name, tree in trees:
-        found += [_lengths(tree), _negative(tree, variances if name == "buffers" else ())]
+        found += [lengths(tree), _negative(tree, variances if name == "buffers" else ())]
     numbers = torch.cat(found).cpu().numpy() if found else np.empty(0)
     parts = iter(np.split(numbers, np.cumsum([len(fact) for fact in found])))
     return [
         {name: _Facts(next(parts), next(parts) > 0) for name, tree in stack.trees.items() if tree}
         for stack in stacks
     ]
-
-
-def _lengths(tree: Params) -> Tensor:
-    """Return the Euclidean length of the tree of each device in a stack, in double precision."""
-    each = [
-        torch.linalg.vector_norm(value.flatten(1), dim=1, dtype=torch.float64)
-        for value in tree.values()
-    ]
-    total: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
-    return total
 
 
 def _negative(tree: Params, variances: Collection[str | None]) -> Tensor:

@@ -114,14 +114,14 @@ class Reports(Arrays):
     def number(self, name: str) -> Floats:
         """Return the number that each device reported under a name; NaN where there is none."""
         found = np.full(len(self), np.nan)
-        for number in np.unique(self.stack_index[self.stack_index >= 0]).tolist():
-            values = self.stacks[number].get(name)
+        for rows in alike(self.stack_index):
+            number = int(self.stack_index[rows[0]])
+            values = self.stacks[number].get(name) if number >= 0 else None
             if values is None or values.ndim != 1:
                 continue
-            rows = np.flatnonzero(self.stack_index == number)
-            numbers = values[self.place[rows]]
-            plain = numbers.dtype != object
-            found[rows] = numbers if plain else [measured({name: v}, name) for v in numbers]
+            own = values[self.place[rows]]
+            plain = own.dtype != object
+            found[rows] = own if plain else [measured({name: v}, name) for v in own]
         return np.where(np.isfinite(found), found, np.nan)
 
 
@@ -228,19 +228,6 @@ class Replies(Arrays):
             index[rows], place[rows] = len(stacks), np.arange(len(rows))
             stacks.append(self.stacks[int(self.stack_index[rows[0]])].take(self.place[rows]))
         return replace(self, stacks=tuple(stacks), stack_index=index, place=place)
-
-
-def reported(name: str, stacks: Sequence[Stack], stack_index: Ints, place: Ints) -> Floats:
-    """Return the number that each row has in the report of its stack; NaN where there is none."""
-    found = np.full(len(place), np.nan)
-    for rows in alike(stack_index):
-        values = stacks[int(stack_index[rows[0]])].report.get(name)
-        if values is None or values.ndim != 1:
-            continue
-        own = values[place[rows]]
-        plain = own.dtype != object
-        found[rows] = own if plain else [measured({name: v}, name) for v in own]
-    return np.where(np.isfinite(found), found, np.nan)
 
 
 def lengths(tree: Params) -> Tensor:

@@ -18,7 +18,7 @@ from anyfleet import rng
 from anyfleet.arrays import Arrays, Floats, Ints, distinct, listed
 from anyfleet.core.messages import Params, Report
 from anyfleet.core.ordered_stacks import Aligned, OrderedStack, base, masked, ordered_stacks
-from anyfleet.core.stacks import Replies, Stack, reported
+from anyfleet.core.stacks import Replies, Reports, Stack
 from anyfleet.elastic import WHOLE, Blueprint, Slice, place
 
 _COUNTED = 16  # low bits of a mark: enough to count devices in a sum of marks
@@ -213,7 +213,8 @@ class Updates(Arrays):
 
     def report(self, name: str) -> Floats:
         """Return the number that each device reported under this name; NaN where it did not."""
-        return reported(name, self._stacks, self._stack_index, self._place)
+        told = tuple(stack.report for stack in self._stacks)
+        return Reports(self._stack_index, self._place, told).number(name)
 
     def scaled(self, factors: Floats) -> "Updates":
         """Return the same updates, each multiplied by its factor."""
