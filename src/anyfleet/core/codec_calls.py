@@ -14,7 +14,7 @@ from anyfleet.tracebacks import during
 
 # Entries of a stack that a codec sees at once: on the host as many as a cache holds; elsewhere so
 # many that calls are few, and what is computed on the way is small beside a large stack.
-_AT_ONCE, _AT_ONCE_ELSEWHERE = 1 << 20, 1 << 25
+_AT_ONCE, _AT_ONCE_ELSEWHERE = 1 << 21, 1 << 25
 
 
 def compress(

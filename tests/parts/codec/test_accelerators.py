@@ -55,11 +55,11 @@ SEARCHING: list[tuple[Codec, int]] = [
 WAITING = ("_local_scalar_dense", "nonzero", "equal", "bincount", "masked_select", "unique")
 
 
-class Waits(TorchDispatchMode):
+class Waits(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The number of calls that need numbers of an accelerator on the host."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -117,7 +117,8 @@ def waits(codec: Codec, rows: int) -> int:
     flat = around.flattened(normal(around))
     rates = torch.full((rows,), 0.05, dtype=torch.float64)
     codec.compress(flat, rates, around, {})  # what is known ahead is found once
-    with Waits() as counted:
+    counted = Waits()
+    with counted:
         codec.compress(flat, rates, around, {})
     return counted.count
 

@@ -13,12 +13,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from anyfleet.core.codec_calls import distortion
 from anyfleet.core.layout import MessageLayout, Symbols
 from anyfleet.core.message_size import NUMBER_BITS, heavy_update
 from anyfleet.core.messages import Params
 from anyfleet.core.signals import FollowsSentFraction, Signal
-from anyfleet.core.slots import Compressed
 from anyfleet.errors import BadMessage, refuse
 from anyfleet.papers import ANYCOST, Paper
 from anyfleet.parts.codec.bitstream import SymbolFormat
@@ -79,21 +77,12 @@ class Fgc(Quantiser):
             return self
         return replace(self, table=_measured(self, kernels))
 
-    def compress(
-        self, rows: Params, sent_fraction: Tensor, layout: MessageLayout, state: Params
-    ) -> Compressed:
-        # Fitting messages to a sent fraction has counted their bits already.
-        symbols, bits = self._fitted_symbols(rows, sent_fraction, layout)
-        received, kept = self.restore(symbols, layout)
-        return Compressed(received, kept, symbols, bits, {}, distortion(rows, received, layout))
-
     def quantise(self, rows: Params, sent_fraction: Tensor, layout: MessageLayout) -> Symbols:
-        return self._fitted_symbols(rows, sent_fraction, layout)[0]
+        return self.measured(rows, sent_fraction, layout)[0]
 
-    def _fitted_symbols(
+    def measured(
         self, rows: Params, sent_fraction: Tensor, layout: MessageLayout
     ) -> tuple[Symbols, Tensor]:
-        """Return symbols, and their bits [devices, columns]."""
         kernels = Kernels(rows, layout)
         target = target_fraction(sent_fraction, self.sent_fraction).double()
         share, levels = looked_up(self.table or _generic(), target)

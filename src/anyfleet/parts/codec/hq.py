@@ -16,7 +16,7 @@ from anyfleet.core.signals import FollowsSentFraction, Signal
 from anyfleet.errors import refuse
 from anyfleet.papers import FEDHQ, Paper
 from anyfleet.parts.codec.bitstream import SymbolFormat
-from anyfleet.parts.codec.qsgd import Qsgd, quantised, uniforms
+from anyfleet.parts.codec.qsgd import Qsgd, bucket_norms, quantised, uniforms
 from anyfleet.parts.codec.quantiser import Quantiser, target_fraction
 from anyfleet.parts.codec.topk import Places, TopK, check_keep, kept_entries, spread_symbols, top
 
@@ -67,32 +67,40 @@ class Hq(Quantiser):
         return True
 
     def quantise(self, rows: Params, sent_fraction: Tensor, layout: MessageLayout) -> Symbols:
+        return self.measured(rows, sent_fraction, layout)[0]
+
+    def measured(
+        self, rows: Params, sent_fraction: Tensor, layout: MessageLayout
+    ) -> tuple[Symbols, Tensor]:
         target = target_fraction(sent_fraction, self.sent_fraction)
         budget = (target * NUMBER_BITS * layout.entries).double()
-        kept = self._kept(rows, budget, layout)
+        kept, found = self._kept(rows, budget, layout)
         choice = _choice(self.quantisation_levels, budget.device)
         # Bisection: `best` fits or is the first, everything from `beyond` on does not.
         best = torch.zeros_like(budget, dtype=torch.int64)
         beyond = torch.full_like(best, len(choice))
         for _ in range((len(choice) - 1).bit_length()):
             middle = (best + beyond) // 2
-            fits = self._size(self._symbols(kept, choice[middle]), layout) <= budget
+            bits = self.bits(self._symbols(kept, choice[middle]), layout)
+            fits = bits.sum(dim=1) <= budget
+            found = torch.where(fits[:, None], bits, found)
             best, beyond = torch.where(fits, middle, best), torch.where(fits, beyond, middle)
-        return self._symbols(kept, choice[best])
+        return self._symbols(kept, choice[best]), found
 
     def dequantise(self, symbols: Symbols, layout: MessageLayout) -> Params:
         return TopK(self.keep, Qsgd(bucket=self.bucket)).dequantise(symbols, layout)
 
-    def _kept(self, rows: Params, budget: Tensor, layout: MessageLayout) -> "_Kept":
+    def _kept(self, rows: Params, budget: Tensor, layout: MessageLayout) -> tuple["_Kept", Tensor]:
         """Return as many entries of every row as its budget holds with the fewest levels.
 
-        Whether some row is short is read once a try.
+        Their bits come with them. Whether some row is short is read once a try.
         """
         kept = self._entries(rows, top(rows, self.keep), layout)
         fewest = torch.full_like(budget, self.quantisation_levels[0])
-        for halving in range(1, _HALVINGS + 1):
-            short = self._size(self._symbols(kept, fewest), layout) > budget
-            if not bool(short.any()):
+        for halving in range(1, _HALVINGS + 2):
+            bits = self.bits(self._symbols(kept, fewest), layout)
+            short = bits.sum(dim=1) > budget
+            if halving > _HALVINGS or not bool(short.any()):
                 break
             fewer = top(rows, self.keep / 2**halving)
             flags = {
@@ -100,29 +108,28 @@ class Hq(Quantiser):
                 for name, flags in kept.flags.items()
             }
             kept = self._entries(rows, flags, layout)
-        return kept
+        return kept, bits
 
     def _entries(self, rows: Params, flags: Params, layout: MessageLayout) -> "_Kept":
         """Return the entries of rows that flags keep."""
         places = {n: Places.of(each, kept_entries(self.keep, each)) for n, each in flags.items()}
         entries = {name: places[name].gathered(each) for name, each in rows.items()}
-        return _Kept(flags, places, entries, uniforms(entries, layout))
+        norms = bucket_norms(entries, self.bucket)
+        return _Kept(flags, places, entries, uniforms(entries, layout), norms)
 
     def _symbols(self, kept: "_Kept", steps: Tensor) -> Symbols:
-        inner = quantised(kept.entries, steps, kept.uniforms, self.bucket)
+        inner = quantised(kept.entries, steps, kept.uniforms, self.bucket, kept.norms)
         return spread_symbols(inner, kept.flags, kept.places)
-
-    def _size(self, symbols: Symbols, layout: MessageLayout) -> Tensor:
-        return self.bits(symbols, layout).sum(dim=1)
 
 
 class _Kept(NamedTuple):
-    """The kept entries of a stack: flags, places, the entries side by side, and their draws."""
+    """The kept entries of a stack: flags, places, and what is known of them side by side."""
 
     flags: Params
     places: Mapping[str, Places]
     entries: Params
     uniforms: Params
+    norms: Params  # of buckets
 
 
 @lru_cache(maxsize=64)

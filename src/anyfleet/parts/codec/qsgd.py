@@ -67,15 +67,26 @@ def uniforms(rows: Params, layout: MessageLayout) -> dict[str, Tensor]:
     }
 
 
-def quantised(rows: Params, steps: Tensor, u: Params, bucket: int | None) -> Symbols:
+def bucket_norms(rows: Params, bucket: int | None) -> dict[str, Tensor]:
+    """Return the norms of buckets, [devices, buckets]."""
+    return {
+        name: torch.linalg.vector_norm(_buckets(each, bucket), dim=2, dtype=torch.float64)
+        for name, each in rows.items()
+    }
+
+
+def quantised(
+    rows: Params, steps: Tensor, u: Params, bucket: int | None, norms: Params | None = None
+) -> Symbols:
     """Return the symbols of rows, with `steps` [devices] levels up to the norm of a bucket.
 
-    Scales are lengths of a step, norm over steps, so that the steps need not travel.
+    Scales are lengths of a step, norm over steps, so that the steps need not travel. Whoever tries
+    several steps finds the norms once (`bucket_norms`).
     """
     levels, scales = {}, {}
+    known = bucket_norms(rows, bucket) if norms is None else norms
     for name, each in rows.items():
-        norms = torch.linalg.vector_norm(_buckets(each, bucket), dim=2, dtype=torch.float64)
-        scales[name] = as_scale(norms / steps.to(norms)[:, None])
+        scales[name] = as_scale(known[name] / steps.to(known[name])[:, None])
         # Divided by infinity, what has no scale gets level 0.
         safe = torch.where(scales[name] > 0, scales[name], torch.inf).to(each.dtype)
         step = _spread(safe, each.shape[1], bucket)

@@ -63,10 +63,19 @@ class Quantiser(Codec):
     def compress(
         self, rows: Params, sent_fraction: Tensor, layout: MessageLayout, state: Params
     ) -> Compressed:
-        symbols = _plain(self.quantise(rows, sent_fraction, layout))
+        symbols, bits = self.measured(rows, sent_fraction, layout)
         received, kept = self.restore(symbols, layout)
-        bits = self.bits(symbols, layout)
         return Compressed(received, kept, symbols, bits, {}, distortion(rows, received, layout))
+
+    def measured(
+        self, rows: Params, sent_fraction: Tensor, layout: MessageLayout
+    ) -> tuple[Symbols, Tensor]:
+        """Return the symbols of rows, and their bits [devices, columns].
+
+        A codec that fits messages to a sent fraction has counted them already.
+        """
+        symbols = _plain(self.quantise(rows, sent_fraction, layout))
+        return symbols, self.bits(symbols, layout)
 
     def bits(self, symbols: Symbols, layout: MessageLayout) -> Tensor:
         return packed_bits(symbols, layout, self.symbol_format)
