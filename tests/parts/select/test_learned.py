@@ -97,6 +97,21 @@ def test_a_draw_of_few_is_the_beginning_of_a_draw_of_all(size: int, count: int, 
     assert weighted_draw(probability, count, luck).tolist() == whole[:count].tolist()
 
 
+def test_a_fleet_that_has_grown_gives_new_devices_an_equal_share() -> None:
+    select, key = Learned(3), rng.root(2, "grown")
+    small_one, large = seen(6, all_free), seen(8, all_free)
+    first = select(large, select.init(small_one), key)
+    assert first.tolist() == Uniform(3)(large, None, key).tolist()
+    arrived = replace(vectors([(1.0, 0.0)]), device=np.array([7]))
+    after = select.learn(arrived, {"labelled": (7,)}, large, chances(2.0, 1.0, 1.0, 1.0, 1.0, 0.0))
+    assert after.selected.tolist() == [0] * 7 + [1]
+    assert after.probability.sum() == pytest.approx(1.0)
+    assert after.probability[6] > after.probability[7]
+    # Before, the first had a third of six devices' chances, and the new ones an eighth of all.
+    unlabelled = select.learn(None, {}, large, chances(2.0, 1.0, 1.0, 1.0, 1.0, 0.0)).probability
+    assert unlabelled.tolist() == pytest.approx([1 / 4] + [1 / 8] * 4 + [0.0] + [1 / 8] * 2)
+
+
 def test_1_19_fedpns_example() -> None:
     select, view = Learned(1), seen(5, all_free)
     arrived = vectors([(1.0, 0.0)])

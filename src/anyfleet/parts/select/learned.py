@@ -68,7 +68,7 @@ class Learned(Select):
         return Chances(np.full(size, 1 / size), never, never)
 
     def __call__(self, view: View, state: Chances, key: Tensor) -> Ints:
-        count = wanted(view, self.count)
+        count, state = wanted(view, self.count), _grown(state, len(view.devices))
         if np.ptp(state.probability) == 0:
             return drawn(view, count, key)
         luck = _luck(key, len(view.devices))
@@ -87,6 +87,7 @@ class Learned(Select):
     def learn(
         self, updates: Updates | None, diagnostics: Mapping[str, Any], view: View, state: Chances
     ) -> Chances:
+        state = _grown(state, len(view.devices))
         labels = np.array(diagnostics.get("labelled", ()), dtype=np.int64)
         selected, labelled = state.selected.copy(), state.labelled.copy()
         failed = view.failed.of_round(view.round_index).training.device
@@ -105,6 +106,22 @@ class Learned(Select):
             "selection_highest": float(state.probability.max()),
             "selection_impossible": int((state.probability == 0).sum()),
         }
+
+
+def _grown(state: Chances, size: int) -> Chances:
+    """Return the chances in a fleet that has grown, of which new devices have an equal share."""
+    before = len(state.probability)
+    if before == size:
+        return state
+    never = np.zeros(size - before, dtype=np.int64)
+    equal = np.full(size, 1 / size)
+    # What all had in common stays the same number for all, without rounding.
+    old = equal[:before] if np.ptp(state.probability) == 0 else state.probability * (before / size)
+    return Chances(
+        np.concatenate([old, equal[before:]]),
+        np.concatenate([state.selected, never]),
+        np.concatenate([state.labelled, never]),
+    )
 
 
 def _luck(key: Tensor, size: int) -> Floats:
