@@ -109,11 +109,10 @@ class Case:
 
 
 def buffered(count: int) -> Method:
-    """Return FedAvg with `count` orders under way, of which a fifth makes a round."""
+    """Return FedAvg with `count` orders under way; a fifth makes a round, and is asked anew."""
     size = max(1, count // 5)
-    return replace(
-        methods.fedavg(count=count), schedule=Buffered(concurrency=count, buffer_size=size)
-    )
+    schedule = Buffered(concurrency=count, buffer_size=size, refill=size)
+    return replace(methods.fedavg(count=count), schedule=schedule)
 
 
 def anycost(count: int) -> Method:

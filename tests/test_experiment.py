@@ -15,7 +15,7 @@ from anyfleet.analysis.summaries import summarise
 from anyfleet.errors import AnyfleetWarning, BadCall, ConfigError, StoreError
 from anyfleet.experiment import Experiment, build, load, play, prepare
 from anyfleet.names import HOMES, Factory
-from anyfleet.runtime import Limits, Sequential, Stacked, Threads
+from anyfleet.runtime import Limits, Sequential, Stacked, Threads, Workers
 from anyfleet.runtime.simulated.engines import Engine
 from anyfleet.tasks import zoo
 from anyfleet.world import ColumnLoss, Fleet, Group, World
@@ -118,7 +118,7 @@ def test_a_file_names_parts_shortly(tmp_path: Path) -> None:
     assert experiment.rounds == 2
     assert experiment.method.train == methods.fedavg(lr=0.2).train
     assert experiment.method.select == methods.fedavg(count=3).select
-    assert str(experiment.engine) == "Stacked(chunk=64)"
+    assert experiment.engine == Stacked()
     assert "ServerAdam" in str(experiment.method.aggregate)
 
 
@@ -296,7 +296,7 @@ def test_a_built_task_needs_no_second_fleet(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(made) == 1
 
 
-@pytest.mark.parametrize("engine", [Sequential(), Threads(), Stacked(chunk=1), Stacked()], ids=str)
+@pytest.mark.parametrize("engine", [Sequential(), Threads(), Workers(2), Stacked()], ids=str)
 def test_a_run_goes_on_with_the_engine_it_had(engine: Engine) -> None:
     experiment = replace(SMALL, engine=engine)
     first, _, last = play(experiment)

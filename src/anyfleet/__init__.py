@@ -42,7 +42,7 @@ if typing.TYPE_CHECKING:
     from anyfleet.elastic import trace
     from anyfleet.errors import AnyfleetError
     from anyfleet.experiment import Experiment, RoundRecord, RoundResult, load, play
-    from anyfleet.runtime import Sequential, Simulated, Stacked, Threads
+    from anyfleet.runtime import Sequential, Simulated, Stacked, Threads, Workers
     from anyfleet.tasks import Split, Task
     from anyfleet.world import Fleet
 
@@ -59,6 +59,7 @@ __all__ = [
     "Stacked",
     "Task",
     "Threads",
+    "Workers",
     "__version__",
     "analysis",
     "cli",
@@ -96,7 +97,7 @@ _DEFINED = {
     "anyfleet.elastic": ("trace",),
     "anyfleet.errors": ("AnyfleetError",),
     "anyfleet.experiment": ("Experiment", "RoundRecord", "RoundResult", "load", "play"),
-    "anyfleet.runtime": ("Sequential", "Simulated", "Stacked", "Threads"),
+    "anyfleet.runtime": ("Sequential", "Simulated", "Stacked", "Threads", "Workers"),
     "anyfleet.tasks": ("Split", "Task"),
     "anyfleet.world": ("Fleet",),
 }

@@ -41,12 +41,10 @@ class Arrays:
     def take(self, rows: Sequence[int] | Ints | Flags) -> Self:
         """Return the given rows, in the given order; flags pick the rows that are true."""
         index = np.asarray(rows)
-        if index.dtype == bool and index.all():
-            return self
         index = np.flatnonzero(index) if index.dtype == bool else index.astype(np.int64)
-        values = ((getattr(self, name), is_list) for name, is_list in _names(type(self)))
-        picked = [value if is_list else _pick(value, index) for value, is_list in values]
-        return type(self)(*picked)
+        if len(index) == len(self) and (index == np.arange(len(index))).all():
+            return self  # all of them; nothing is ever written into a struct
+        return _taken(self, index)
 
     def put(self, rows: Ints, other: Self) -> Self:
         """Return the struct with the rows of another one in place of these, which ascend."""
@@ -84,6 +82,9 @@ class Arrays:
         return [type(self)(*row) for row in zip(*values, strict=True)]
 
 
+B = TypeVar("B", bound=Arrays)
+
+
 @lru_cache(maxsize=256)
 def _named(kind: type[Any]) -> tuple[tuple[str, bool], ...]:
     return tuple((f.name, _INDEX in f.metadata) for f in fields(kind))
@@ -104,17 +105,20 @@ def _split(value: Any, count: int) -> Sequence[Any]:
     return [value] * count
 
 
+def _taken(struct: B, rows: Ints) -> B:
+    named = _names(type(struct))
+    pairs = ((getattr(struct, name), is_list) for name, is_list in named)
+    return type(struct)(*(value if is_list else _pick(value, rows) for value, is_list in pairs))
+
+
 def _pick(value: Any, rows: Ints) -> Any:
-    if isinstance(value, Arrays):
-        return value.take(rows)
-    if isinstance(value, tuple):
-        return tuple(map(value.__getitem__, rows.tolist()))
     if isinstance(value, np.ndarray | Tensor):
         return value[rows]
+    if isinstance(value, Arrays):
+        return _taken(value, rows)
+    if isinstance(value, tuple):
+        return tuple(map(value.__getitem__, rows.tolist()))
     return value
-
-
-B = TypeVar("B", bound=Arrays)
 
 
 def join(batches: Sequence[B]) -> B:

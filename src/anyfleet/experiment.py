@@ -22,6 +22,7 @@ from anyfleet.analysis.metric import main_metric
 from anyfleet.arguments import checked
 from anyfleet.core.delivery import unpadded
 from anyfleet.core.evaluation import score, to_test
+from anyfleet.core.ledger import known
 from anyfleet.core.loop import Reply, Round, run
 from anyfleet.core.messages import Kind, SubModelSize
 from anyfleet.core.method import Method
@@ -235,7 +236,10 @@ def _refuse(problems: Collection[Problem]) -> None:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """The numbers of a run after a round. Time, bytes, FLOP and joules count from its start."""
+    """The numbers of a run after a round. Time, bytes, FLOP and joules count from its start.
+
+    What nobody measured is left out of the sums; `unmeasured` says of how many orders.
+    """
 
     round_index: int
     time: float  # simulated seconds
@@ -251,6 +255,7 @@ class RoundRecord:
     diagnostics: dict[str, Any] = field(default_factory=dict)  # what parts tell of the round
     details: tuple[Breakdown, ...] = ()  # for each width, where the experiment asks for them
     metric: str = "accuracy"  # what the run is measured by (`anyfleet.analysis.metric`)
+    unmeasured: int = 0  # orders since the start whose joules are not known, or not all of them
 
     @property
     def score(self) -> float:
@@ -479,16 +484,17 @@ def _advance(before: RoundRecord, done: Round) -> RoundRecord:
     return RoundRecord(
         round_index=done.index,
         time=float(done.time),
-        down=before.down + float(ledger.bits_down.sum()) / 8,
-        up=before.up + float(ledger.bits_up.sum()) / 8,
-        flops=before.flops + float(ledger.flops.sum()),
-        joules=before.joules + float(ledger.joules.sum()),
+        down=before.down + float(known(ledger.bits_down).sum()) / 8,
+        up=before.up + float(known(ledger.bits_up).sum()) / 8,
+        flops=before.flops + float(known(ledger.flops).sum()),
+        joules=before.joules + float(ledger.known_joules.sum()),
         replies=int(counted.sum()),
         failures=int((~counted).sum()),
         loss=float(losses.mean()) if len(losses) else float("nan"),
         on_devices=_surveyed(done.replies, before.metric),
         diagnostics=plain_diagnostics(done.diagnostics),
         metric=before.metric,
+        unmeasured=before.unmeasured + int(np.isnan(ledger.joules).sum()),
     )
 
 

@@ -95,8 +95,10 @@ def _mixed(number: int) -> int:
 
 def bits(key: Tensor, count: int) -> Tensor:
     """Return `count` hashed 64-bit integers."""
-    index = torch.arange(1, count + 1, dtype=torch.int64, device=key.device)
-    return _mix(key.unsqueeze(-1) + index * _GOLDEN)
+    index = torch.arange(count, dtype=torch.int64, device=key.device)
+    # ~i is -(i + 1). A compiler that knew the product for a multiple of the index would write it
+    # with 32 bits.
+    return _mix(key.unsqueeze(-1) + ~index * -_GOLDEN)
 
 
 def uniform(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:

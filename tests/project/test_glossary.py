@@ -63,6 +63,7 @@ BANNED = {
 EXCEPTIONS: dict[str, str] = {
     "analysis.metric.Metric.share": "tells whether a metric is a share of 1, which is not a width",
     "core.layout.Symbols.numbers": "holds tensors that are sent as plain numbers",
+    "core.seam.Runtime.offer": "lets devices choose from menus, which are of several entries",
     "core.slots.Slack.share": "is a share of the bits of a column",
     "core.slots.Train.step": "performs one local step, as an optimiser's step does",
     "elastic.tracing.rules.squeeze": "is the rule of the torch operator of this name",
@@ -73,6 +74,7 @@ EXCEPTIONS: dict[str, str] = {
     "parts.aggregate.by_rank.TrimmedMean.share": "is a share of the updates that are left out",
     "parts.aggregate.server_optimiser.ServerAdam.step": "performs one optimiser step",
     "parts.aggregate.server_optimiser.ServerOptimiser.step": "performs one optimiser step",
+    "runtime.simulated.simulator.Simulated.offer": "lets devices choose, as the seam does",
     "parts.aggregate.server_optimiser.ServerSgd.step": "performs one optimiser step",
     "parts.aggregate.subset.Subset.share": "is a share of the updates that stay",
     "parts.codec.bitstream.Column.numbers": "holds the plain numbers of a column",

@@ -10,7 +10,7 @@ import torch
 
 from anyfleet.errors import StoreError
 from anyfleet.experiment import Experiment, play, prepare
-from anyfleet.runtime import Sequential, Stacked, Threads
+from anyfleet.runtime import Sequential, Stacked, Threads, Workers
 from anyfleet.runtime.simulated.engines import Engine
 from anyfleet.runtime.simulated.execution import Auto
 from anyfleet.store import Origin, Recording, Terms, reopen
@@ -36,7 +36,9 @@ def recorded(folder: Path, experiment: Experiment, rounds: int) -> Path:
 
 
 @pytest.mark.parametrize(
-    "engine", [Sequential(), Threads(), Stacked(), Stacked(3), "auto"], ids=str
+    "engine",
+    [Sequential(), Workers(), Threads(), Stacked(), Stacked(2, workers=2), "auto"],
+    ids=str,
 )
 def test_a_killed_run_ends_with_the_same_bytes_under_every_engine(
     tmp_path: Path, engine: Engine | Auto

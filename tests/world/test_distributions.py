@@ -102,7 +102,7 @@ def test_a_value_without_weight_is_not_drawn_even_at_a_border(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shares = torch.tensor([[0.0], [0.25], [0.5], [1 - 2.0**-53]], dtype=torch.float64)
-    monkeypatch.setattr(rng, "uniform", lambda key, count: shares)
+    monkeypatch.setattr(rng, "uniforms", lambda key, count: shares)
     law = Categorical((9.0, 1.0, 8.0, 2.0, 7.0), (0.0, 0.1, 0.0, 0.1, 0.0))
     assert law.draw(keys(4)).tolist() == [1.0, 1.0, 2.0, 2.0]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from anyfleet.analysis.breakdown import Breakdown, Fairness
 from anyfleet.analysis.metric import Metric
-from anyfleet.core.ledger import Ledger
+from anyfleet.core.ledger import Ledger, known
 from anyfleet.experiment import RoundRecord
 
 
@@ -33,6 +33,7 @@ class Summary:
     flops: float
     joules: float
     failures: int
+    unmeasured: int = 0  # orders whose joules are not known: `joules` is without them
     fairness: Fairness | None = None  # at the first width; None unless devices were evaluated
     others: dict[str, float] = field(default_factory=dict)  # further metrics at the last evaluation
 
@@ -59,6 +60,7 @@ def summarise(records: Sequence[RoundRecord]) -> Summary:
         flops=last.flops,
         joules=last.joules,
         failures=sum(record.failures for record in records),
+        unmeasured=last.unmeasured,
         fairness=next((each.fairness for each in taken_apart(records) if each.devices), None),
         others={name: scores[name] for name in others},
     )
@@ -130,6 +132,7 @@ class Spent:
     bytes: float  # both ways
     flops: float
     rounds: int
+    unmeasured: int = 0  # orders whose joules are not known: `joules` is without them
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,8 @@ class ToTarget:
         if self.spent is None:
             return not_reached(self.best, Metric(self.metric))
         cost = self.spent
-        amounts = f"{cost.time:,.1f} s, {cost.joules:,.1f} J, {cost.bytes / 1e6:,.1f} MB"
+        least = "at least " if cost.unmeasured else ""
+        amounts = f"{cost.time:,.1f} s, {least}{cost.joules:,.1f} J, {cost.bytes / 1e6:,.1f} MB"
         return f"{amounts}, {cost.rounds} rounds"
 
 
@@ -163,7 +167,8 @@ def to_target(
 def spent_by(record: RoundRecord) -> Spent:
     """Return what a run had spent by the end of a round."""
     both = record.down + record.up
-    return Spent(record.time, record.joules, both, record.flops, record.round_index + 1)
+    rounds = record.round_index + 1
+    return Spent(record.time, record.joules, both, record.flops, rounds, record.unmeasured)
 
 
 def not_reached(best: float, metric: Metric) -> str:
@@ -185,7 +190,7 @@ def need_width(records: Iterable[RoundRecord], width: float | None) -> None:
 
 @dataclass(frozen=True)
 class Totals:
-    """The sums over some orders, whether they counted or failed."""
+    """The sums over some orders, whether they counted or failed, without what is not known."""
 
     orders: int
     counted: int  # replies that arrived and were used
@@ -194,6 +199,7 @@ class Totals:
     down: float  # bytes
     up: float  # bytes
     flops: float
+    unmeasured: int  # orders whose joules are not known
 
 
 Field = Literal["device", "level", "kind", "round_index", "slice_width", "failure"]
@@ -211,18 +217,21 @@ def by(ledger: Ledger, name: Field) -> dict[Any, Totals]:
         for name, amounts in _amounts(ledger).items()
     }
     orders = np.bincount(which, minlength=len(found)).tolist()
-    counted = np.bincount(which[ledger.counted], minlength=len(found)).tolist()
-    rows = zip(orders, counted, *sums.values(), strict=True)
+    counted, unknown = (
+        np.bincount(which[rows], minlength=len(found)).tolist()
+        for rows in (ledger.counted, np.isnan(ledger.joules))
+    )
+    rows = zip(orders, counted, *sums.values(), unknown, strict=True)
     return {value: Totals(*row) for value, row in zip(found.tolist(), rows, strict=True)}
 
 
 def _amounts(ledger: Ledger) -> dict[str, Any]:
     return {
-        "seconds": ledger.seconds,
-        "joules": ledger.joules,
-        "down": ledger.bits_down / 8,
-        "up": ledger.bits_up / 8,
-        "flops": ledger.flops,
+        "seconds": known(ledger.seconds),
+        "joules": ledger.known_joules,
+        "down": known(ledger.bits_down / 8),
+        "up": known(ledger.bits_up / 8),
+        "flops": known(ledger.flops),
     }
 
 

@@ -49,6 +49,12 @@ def _energy(joules: Iterable[float]) -> Unit:
     return next((unit for unit in _UNITS if most >= unit.size), _UNITS[-1])
 
 
+def _joules(unit: Unit, *spent: Summary | Spent) -> str:
+    """Return the joules of some runs; "≥" says that not all of their orders were measured."""
+    told = number(*(each.joules / unit.size for each in spent))
+    return f"≥ {told}" if any(each.unmeasured for each in spent) else told
+
+
 def table(runs: Runs, target: float | None, width: int) -> Table:
     """Return one row per name: where it ended, as means over its seeds with deviations.
 
@@ -210,7 +216,7 @@ def _lessons(group: Sequence[Within], metrics: Sequence[Metric], unit: Unit) -> 
     known = [(Metric(each.metric), each.score, each.best) for each in group if each.spent]
     yield from _scores(metrics, known)
     yield _finely(*(each.time for each in spent))
-    yield number(*(each.joules / unit.size for each in spent))
+    yield _joules(unit, *spent)
     yield megabytes(*(each.bytes for each in spent))
     yield _finely(*(each.flops / 1e9 for each in spent))
     yield number(*(each.rounds for each in spent))
@@ -259,7 +265,7 @@ def _cells(
     if target is not None:
         costs = [to_target(records, target) for records in group]
         yield over_seeds(costs, lambda spent: spent.time)
-    yield number(*(end.joules / unit.size for end in ends))
+    yield _joules(unit, *ends)
     yield megabytes(*(end.down for end in ends))
     yield megabytes(*(end.up for end in ends))
     yield _finely(*(end.flops / 1e9 for end in ends))

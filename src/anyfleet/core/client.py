@@ -21,6 +21,7 @@ from anyfleet.core.local_training import (
     extent,
     lifted,
     samples_of,
+    sizes_of,
     train,
     training_context,
 )
@@ -221,9 +222,9 @@ def launch(cohort: Cohort, memories: Memories, task: Task, runner: Runner = trai
     context = training_context(task, job.norm, cohort.slice_of(0), float(cohort.width[0]))
     params, buffers = begin(cohort, memories, task)
     with during("task", task):
-        samples = [task.size(device) for device in cohort.device.tolist()]
+        samples = sizes_of(task)[cohort.device]
         inputs = _inputs(cohort, params, buffers, samples, task)
-    bounds = extent(cohort.hyperparameters, samples)
+    bounds = extent(cohort.hyperparameters, samples.tolist())
     with during("train", job.train):
         result = runner(
             job.trainer,
@@ -242,7 +243,7 @@ def launch(cohort: Cohort, memories: Memories, task: Task, runner: Runner = trai
     change = {name: value - params[name] for name, value in update.items()} if needed else {}
     sent = change if job.send == "delta" else update
     compressed = compress_updates(cohort, memories, sent, result.mask, task)
-    return Launched(cohort, context, result, change, compressed, np.array(samples))
+    return Launched(cohort, context, result, change, compressed, samples)
 
 
 def _sent_names(context: TrainingContext) -> tuple[str, ...]:
@@ -251,20 +252,24 @@ def _sent_names(context: TrainingContext) -> tuple[str, ...]:
     return tuple(name for name in context.trained if name not in stays)
 
 
-def _inputs(
-    cohort: Cohort, params: Params, buffers: Params, samples: list[int], task: Task
-) -> Inputs:
+def _inputs(cohort: Cohort, params: Params, buffers: Params, samples: Ints, task: Task) -> Inputs:
     """Return what devices train from, stacked; that of a single device is not."""
     devices = cohort.device.tolist()
     x, y, rows, valid = samples_of(task, devices)
-    seen = torch.stack([task.labels(device) for device in devices])
+    seen = _stacked([task.labels(device) for device in devices])
     like = next(iter(params.values()))
-    given = as_tensors(cohort.hyperparameters, samples, like)
+    given = as_tensors(cohort.hyperparameters, samples.tolist(), like)
     keys = cohort.key.to(like.device)
     if len(cohort) > 1:
         return Inputs(params, buffers, x, y, valid, seen, keys, given, rows)
     alone = _alone(params), _alone(buffers), x, y, valid[0], seen[0], keys[0], _alone(given)
     return Inputs(*alone, rows[0])
+
+
+def _stacked(labels: list[Tensor]) -> Tensor:
+    """Return tensors as a stack; one that all devices share is expanded."""
+    alike = all(each is labels[0] for each in labels)
+    return _expanded(labels[0], len(labels)) if alike else torch.stack(labels)
 
 
 def collect(launched: Launched, memories: Memories) -> Finished:

@@ -4,12 +4,17 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from anyfleet.core.layout import MessageLayout
+from anyfleet.core.layout import MessageLayout, Symbols
 from anyfleet.core.messages import Params
 from anyfleet.core.return_checks import Caller, compressed
 from anyfleet.core.slots import Compressed
 from anyfleet.tracebacks import during
+
+# Entries of a stack that a codec sees at once: on the host as many as a cache holds; elsewhere so
+# many that calls are few, and what is computed on the way is small beside a large stack.
+_AT_ONCE, _AT_ONCE_ELSEWHERE = 1 << 20, 1 << 25
 
 
 def compress(
@@ -20,6 +25,39 @@ def compress(
     What is received, kept and remembered has the shapes of the tensors again. Raise BadReturn when
     the codec returns something else than is due.
     """
+    devices, on_host = len(sent_fraction), layout.key.device.type == "cpu"
+    at_once = (_AT_ONCE if on_host else _AT_ONCE_ELSEWHERE) // max(1, layout.entries)
+    if devices <= max(1, at_once):
+        return _compressed(tree, state, sent_fraction, layout, caller)
+    # Results of one device do not depend on the others of its stack, so it may come in parts.
+    room: dict[str, dict[str, Tensor]] = {}
+    for begin in range(0, devices, max(1, at_once)):
+        rows = slice(begin, min(devices, begin + max(1, at_once)))
+        some, left = ({name: each[rows] for name, each in full.items()} for full in (tree, state))
+        mine = replace(layout, key=layout.key[rows])
+        found = _compressed(some, left, sent_fraction[rows], mine, caller)
+        for field, part in _trees(found).items():
+            # What is not named was kept whole.
+            whole = int(field.startswith("kept"))
+            _put(part, room.setdefault(field, {}), rows, devices, empty=whole)
+    return Compressed(
+        received=room["received"],
+        kept=room["kept"],
+        symbols=Symbols(
+            numbers=room["numbers"],
+            quantisation_levels=room["quantisation_levels"],
+            kept=room["kept units"],
+            scales=room["scales"],
+            columns=found.symbols.columns,
+        ),
+        state=room["state"],
+        **room["sizes"],
+    )
+
+
+def _compressed(
+    tree: Params, state: Params, sent_fraction: Tensor, layout: MessageLayout, caller: Caller
+) -> Compressed:
     rows = layout.flattened(tree)
     with during(caller.slot, caller.part):
         found = caller.part.compress(rows, sent_fraction, layout, layout.flattened(state))
@@ -30,6 +68,32 @@ def compress(
         kept=layout.unflattened(found.kept),
         state=layout.unflattened(found.state),
     )
+
+
+def _trees(found: Compressed) -> dict[str, Params]:
+    symbols = found.symbols
+    return {
+        "received": found.received,
+        "kept": found.kept,
+        "state": found.state,
+        "numbers": symbols.numbers,
+        "quantisation_levels": symbols.quantisation_levels,
+        "kept units": symbols.kept,
+        "scales": symbols.scales,
+        "sizes": {"bits": found.bits, "distortion": found.distortion},
+    }
+
+
+def _put(part: Params, room: dict[str, Tensor], rows: slice, devices: int, *, empty: int) -> None:
+    """Put rows of a stack where they belong, in place: there is no second copy of them."""
+    for name, value in part.items():
+        if name not in room:
+            room[name] = value.new_full((devices, *value.shape[1:]), empty)
+        if value.ndim == 2 and value.shape[1] > room[name].shape[1]:
+            # A device that keeps more entries has more scales.
+            room[name] = pad(room[name], (0, value.shape[1] - room[name].shape[1]))
+        target = room[name][rows]
+        (target[:, : value.shape[1]] if value.ndim == 2 else target).copy_(value)
 
 
 def distortion(sent: Params, received: Params, layout: MessageLayout) -> Tensor:

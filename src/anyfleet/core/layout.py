@@ -111,23 +111,30 @@ class MessageLayout:
         if columns is None or columns >= self.columns:
             return {}
         return {
-            name: _leading_flags(tensor, columns, self.dtype)
-            for name, tensor in self.tensors.items()
+            name: _leading_flags(tensor, columns, self) for name, tensor in self.tensors.items()
         }
 
 
 def _in_order(rows: Tensor, tensor: TensorLayout) -> Tensor:
-    return rows if tensor.positions is None else rows[:, tensor.positions.to(rows.device)]
+    if tensor.positions is None:
+        return rows
+    return rows.index_select(1, _positions(tensor, rows.device))
 
 
 def _shaped(rows: Tensor, tensor: TensorLayout) -> Tensor:
     if tensor.positions is not None:
-        rows = torch.empty_like(rows).index_copy_(1, tensor.positions.to(rows.device), rows)
+        rows = torch.empty_like(rows).index_copy_(1, _positions(tensor, rows.device), rows)
     return rows.reshape(len(rows), *tensor.shape)
 
 
-def _leading_flags(tensor: TensorLayout, columns: int, kind: dtype) -> Tensor:
-    flags = torch.zeros(1, tensor.entries, dtype=kind)
+@lru_cache(maxsize=256)
+def _positions(tensor: TensorLayout, device: torch.device) -> Tensor:
+    # They go to an accelerator once, not with every message.
+    return torch.empty(0) if tensor.positions is None else tensor.positions.to(device)
+
+
+def _leading_flags(tensor: TensorLayout, columns: int, like: MessageLayout) -> Tensor:
+    flags = torch.zeros(1, tensor.entries, dtype=like.dtype, device=like.key.device)
     flags[:, : tensor.begins(columns)] = 1
     return flags
 

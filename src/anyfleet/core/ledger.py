@@ -87,6 +87,12 @@ class Ledger(Arrays):
         return self.download_joules + self.compute_joules + self.upload_joules
 
     @property
+    def known_joules(self) -> Floats:
+        """The joules of each device as far as they are known."""
+        compute = known(self.compute_joules)
+        return known(self.download_joules) + compute + known(self.upload_joules)
+
+    @property
     def counted(self) -> Flags:
         """The rows whose replies counted."""
         return np.array([not reason for reason in self.failure], dtype=bool)
@@ -185,6 +191,11 @@ class LedgerWriter:
             "first_trained_layer": np.array([each.first_trained_layer for each in slices]),
             "parameters": np.array([each.numel() for each in local]),
         }
+
+
+def known(values: Floats) -> Floats:
+    """Return numbers for a sum: 0 for each one that nobody knows."""
+    return np.where(np.isnan(values), 0.0, values)
 
 
 def _ledger(values: Mapping[str, Any]) -> Ledger:

@@ -353,3 +353,9 @@ def _rows(x: Tensor, y: Tensor, rows: Tensor, sizes: list[int]) -> _Rows:
         x, y = (t if len(t) else t.new_zeros((1, *t.shape[1:])) for t in (x, y))
     count = np.array(sizes, dtype=np.int64)
     return _Rows(x, y, rows.to(x.device), np.cumsum(count) - count, count)
+
+
+@lru_cache(maxsize=1)
+def sizes_of(task: Task) -> Ints:
+    """Return the number of training samples of every device, counted once for a task."""
+    return np.array([task.size(device) for device in range(task.devices)], dtype=np.int64)

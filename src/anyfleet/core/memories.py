@@ -12,7 +12,7 @@ was counted (`Cohort.acknowledged`); until then it keeps what it sent, too.
 """
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -160,7 +160,7 @@ class Memories:
 
         Until a device has trained, its own is the initial model. None if that is so for all.
         """
-        return self._read(OWN, name, devices)
+        return self._read(OWN, name, devices.tolist())
 
     def residual(self, orders: Cohort, names: Sequence[str]) -> dict[str, Tensor]:
         """Return the residuals of the sub-models that orders ask for, [devices, …].
@@ -172,8 +172,9 @@ class Memories:
         for rows in groups:
             some = orders.take(rows)
             slice_ = some.slice_of(0)
-            own = job.norm.own_names(blueprint, slice_)
-            whole = {n: self._residual(job.uplink.state_name, own.get(n, n), some) for n in names}
+            own, lost = job.norm.own_names(blueprint, slice_), self._unacknowledged(some)
+            purpose, devices = job.uplink.state_name, some.device.tolist()
+            whole = {n: self._residual(purpose, own.get(n, n), devices, lost) for n in names}
             known = {n: value for n, value in whole.items() if value is not None}
             found.append(cut_stack(known, slice_, blueprint))
         if len(groups) == 1:
@@ -186,24 +187,27 @@ class Memories:
                 residuals[n][torch.from_numpy(rows).to(value.device)] = value
         return residuals
 
-    def _residual(self, purpose: str, name: str, orders: Cohort | Remembered) -> Tensor | None:
-        """Return what devices have left of a tensor, with all of a reply that never arrived."""
-        left, devices = self._read(purpose, name, orders.device), orders.device.tolist()
-        sent = self._tables.get(SENT, {}).get(name, {})
-        lost = [at for at in self._unacknowledged(orders) if devices[at] in sent]
-        if not lost:
-            return left
-        blank = self._blank(purpose, name)
-        if left is None:
-            left = blank.repeat(len(orders), *(1,) * blank.ndim)
-        unsent = torch.stack([sent[devices[at]].to(blank.device) for at in lost])
-        return left.index_add_(0, torch.tensor(lost, device=left.device), unsent)
+    def _residual(
+        self, purpose: str, name: str, devices: Sequence[int], lost: Sequence[int]
+    ) -> Tensor | None:
+        """Return what devices have left of a tensor, with all of a reply that never arrived.
 
-    def _unacknowledged(self, orders: Cohort | Remembered) -> Iterator[int]:
-        """Yield the rows whose device does not know that its last reply was counted."""
+        `lost` are the places of devices whose last reply may not have arrived.
+        """
+        left, sent = self._read(purpose, name, devices), self._tables.get(SENT, {}).get(name, {})
+        again = [at for at in lost if devices[at] in sent]
+        unsent = self._read(SENT, name, [devices[at] for at in again])
+        if unsent is None:
+            return left
+        if left is None:
+            left = self._blanks(purpose, name, len(devices))
+        return left.index_add_(0, torch.tensor(again, device=left.device), unsent)
+
+    def _unacknowledged(self, orders: Cohort | Remembered) -> list[int]:
+        """Return the rows whose device does not know that its last reply was counted."""
         pairs = zip(orders.device.tolist(), orders.acknowledged.tolist(), strict=True)
         last = self._last_sent_order
-        return (row for row, (device, order) in enumerate(pairs) if last.get(device, -1) != order)
+        return [row for row, (device, order) in enumerate(pairs) if last.get(device, -1) != order]
 
     def commit(self, remembered: Remembered) -> None:
         """Let devices keep what they remember of orders, now that their training has ended."""
@@ -221,38 +225,38 @@ class Memories:
 
     def _commit(self, some: Remembered, stack: Keepsakes, slice_: Slice) -> None:
         """Write what devices with one slice keep of their tensors."""
+        devices = some.device.tolist()
         for name, value in stack.own.items():
-            self._write(OWN, name, some.device, self._pasted(OWN, name, name, value, some, slice_))
+            self._write(OWN, name, devices, self._pasted(OWN, name, name, value, some, slice_))
         if not stack.purpose:
             return
         own, purpose = stack.norm.own_names(self._task.blueprint, slice_), stack.purpose
-        lost, devices = list(self._unacknowledged(some)), some.device.tolist()
+        lost = self._unacknowledged(some)
         for name, rows in self._tables.get(SENT, {}).items():
             # What did not arrive is left to send again, also where this order asked for nothing.
-            again = some.take([at for at in lost if devices[at] in rows])
-            left = self._residual(purpose, name, again)
+            again = [devices[at] for at in lost if devices[at] in rows]
+            left = self._residual(purpose, name, again, range(len(again)))
             if left is not None:
-                self._write(purpose, name, again.device, left)
+                self._write(purpose, name, again, left)
             for device in devices:
                 rows.pop(device, None)
         for name, value in stack.left.items():
             table = own.get(name, name)
             left = self._pasted(purpose, table, name, value, some, slice_)
-            self._write(purpose, table, some.device, left)
+            self._write(purpose, table, devices, left)
         for name, value in stack.sent.items():
             table = own.get(name, name)
             sent = self._pasted(SENT, table, name, value, some, slice_)
-            self._write(SENT, table, some.device, sent)
+            self._write(SENT, table, devices, sent)
         self._last_sent_order |= dict(zip(devices, some.order.tolist(), strict=True))
 
     def _pasted(
         self, purpose: str, table: str, name: str, value: Tensor, some: Remembered, slice_: Slice
     ) -> Tensor:
         """Return rows of a table with the values of a stack written where the slice lies."""
-        rows = self._read(purpose, table, some.device)
+        rows = self._read(purpose, table, some.device.tolist())
         if rows is None:
-            blank = self._blank(purpose, table)
-            rows = blank.repeat(len(some), *(1,) * blank.ndim)
+            rows = self._blanks(purpose, table, len(some))
         at = place(name, slice_, self._task.blueprint, str(rows.device))
         places = torch.from_numpy(some.place).to(value.device)
         rows[(slice(None), *at)] = value.index_select(0, places)
@@ -266,24 +270,29 @@ class Memories:
         initial = task.params[plain] if plain in task.params else task.buffers[plain]
         return initial if purpose == OWN else torch.zeros_like(initial)
 
+    def _blanks(self, purpose: str, name: str, count: int) -> Tensor:
+        blank = self._blank(purpose, name)
+        return blank.repeat(count, *(1,) * blank.ndim)
+
     def _table(self, purpose: str, name: str) -> dict[int, Tensor]:
         return self._tables.setdefault(purpose, {}).setdefault(name, {})
 
-    def _read(self, purpose: str, name: str, devices: Ints) -> Tensor | None:
+    def _read(self, purpose: str, name: str, devices: Sequence[int]) -> Tensor | None:
         """Return rows of a table, as new tensors; None if no device has one."""
         table = self._tables.get(purpose, {}).get(name)
         if not table:
             return None
-        found = [table.get(device) for device in devices.tolist()]
-        if all(row is None for row in found):
+        if not any(map(table.__contains__, devices)):
             return None
         blank = self._blank(purpose, name)
-        # Rows in files are in the memory of the host.
-        return torch.stack([blank if row is None else row.to(blank.device) for row in found])
+        rows = [table.get(device, blank) for device in devices]
+        if blank.device.type != "cpu":  # rows in files are in the memory of the host
+            rows = [row.to(blank.device) for row in rows]
+        return torch.stack(rows)
 
-    def _write(self, purpose: str, name: str, devices: Ints, values: Tensor) -> None:
+    def _write(self, purpose: str, name: str, devices: Sequence[int], values: Tensor) -> None:
         rows = _in_file(values) if self._in_files else _separate(values)
-        self._table(purpose, name).update(zip(devices.tolist(), rows, strict=True))
+        self._table(purpose, name).update(zip(devices, rows, strict=True))
 
     @property
     def bytes(self) -> int:

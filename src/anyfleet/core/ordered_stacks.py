@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyfleet.arrays import Floats, Ints, distinct
+from anyfleet.arrays import Floats, Ints, alike, distinct
 from anyfleet.core.messages import Params
-from anyfleet.core.stacks import Stack, block_numbers, flattened, lengths, row_blocks, together
+from anyfleet.core.stacks import Stack, block_numbers, flattened, lengths, row_blocks
 from anyfleet.elastic import Blueprint, Slice, place
 from anyfleet.elastic.slicing import indices_along
 
@@ -30,7 +30,7 @@ def base(name: str) -> str:
     return name.partition("@")[0]
 
 
-class Run(NamedTuple):
+class _Run(NamedTuple):
     """Neighbouring places of a stack, whose updates are neighbours in an ordered stack, too."""
 
     stack: Stack
@@ -50,7 +50,7 @@ class OrderedStack:
 
     rows: Ints  # of the updates, ascending
     slices: tuple[Slice, ...]  # the slice of all rows, or one for each row
-    runs: tuple[Run, ...]  # where the tensors are, in the order of the rows
+    runs: tuple[_Run, ...]  # where the tensors are, in the order of the rows
     factors: Floats  # by which each update is multiplied
     blueprint: Blueprint
 
@@ -210,7 +210,7 @@ def ordered_stacks(
     label = kinds * max(1, len(different)) + number[slice_index]
     label = _with_those_alone(label, kinds, different, number[slice_index])
     found = []
-    for own in together(label):
+    for own in alike(label):
         mine = number[slice_index[own]]
         shared = mine[:1] if (mine == mine[0]).all() else mine
         runs = _runs(stack_index[own], places[own], stacks)
@@ -240,7 +240,7 @@ def _with_those_alone(label: Ints, kinds: Ints, slices: Sequence[Slice], number:
     return new
 
 
-def _runs(stack_index: Ints, places: Ints, stacks: Sequence[Stack]) -> tuple[Run, ...]:
+def _runs(stack_index: Ints, places: Ints, stacks: Sequence[Stack]) -> tuple[_Run, ...]:
     """Return where rows are, with neighbours together."""
     breaks = np.flatnonzero((np.diff(stack_index) != 0) | (np.diff(places) != 1)) + 1
     starts = np.concatenate([[0], breaks])
@@ -248,7 +248,7 @@ def _runs(stack_index: Ints, places: Ints, stacks: Sequence[Stack]) -> tuple[Run
     triples = zip(
         stack_index[starts].tolist(), places[starts].tolist(), places[ends].tolist(), strict=True
     )
-    return tuple(Run(stacks[number], first, last + 1) for number, first, last in triples)
+    return tuple(_Run(stacks[number], first, last + 1) for number, first, last in triples)
 
 
 # --- several slices, coordinate by coordinate -------------------------------------------------

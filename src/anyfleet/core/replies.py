@@ -1,20 +1,21 @@
 """Replies on the server: orders with their replies, and the updates that replies amount to."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from anyfleet.arrays import Arrays, grouped
+from anyfleet.arrays import Arrays, Ints, alike, distinct
 from anyfleet.core.message_size import Received, received
 from anyfleet.core.messages import Charges, Params
 from anyfleet.core.method import Job
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import IssuedOrders
-from anyfleet.core.stacks import Replies
+from anyfleet.core.stacks import Replies, Stack
 from anyfleet.core.updates import Updates
-from anyfleet.elastic import cut
+from anyfleet.elastic import Blueprint, Slice, cut
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,46 +47,63 @@ class IncomingReplies:
         """Return the updates that the trees of these replies amount to."""
         orders, replies, blueprint = replied.orders, replied.replies, self.task.blueprint
         came = received(orders, replies, self.job, blueprint)
-        changes: list[Params] = [{}] * len(replied)
-        alike = replies.stack_index, orders.slice_index, came.slice_index
-        first, index = grouped(*alike)
-        for number, row in enumerate(first.tolist()):
-            rows = np.flatnonzero(index == number)
-            stack = replies.stacks[int(replies.stack_index[row])]
-            tree = next(each for each in trees if stack.trees.get(each))
-            values = stack.take(replies.place[rows]).trees[tree]
-            changed = self._changed(tree, values, current, orders, came, row)
-            for place, each in enumerate(rows.tolist()):
-                changes[each] = {name: value[place] for name, value in changed.items()}
+        changed = self._changed(replied, came, current, trees)
+        rows = range(len(changed))
         return Updates.of(
-            changes,
+            [changed.trees_of(row)["delta"] for row in rows],
             blueprint,
-            slices=[came.slices[i] for i in came.slice_index.tolist()],
+            slices=[came.slices[number] for number in came.slice_index.tolist()],
             device=replies.device,
             samples=replies.samples.astype(np.float64),
             staleness=self.round_index - orders.round_index,
             sent_fraction=came.sent_fraction,
             bits=replies.bits,
-            masks=[replies.masks_of(row) for row in range(len(replies))],
-            sent=[replies.kept_of(row) for row in range(len(replies))],
-            reports=[replies.report_of(row) for row in range(len(replies))],
+            masks=[changed.masks_of(row) for row in rows],
+            sent=[changed.kept_of(row) for row in rows],
+            reports=[changed.report_of(row) for row in rows],
         )
 
     def _changed(
-        self,
-        tree: str,
-        values: Params,
-        current: Params,
-        orders: IssuedOrders,
-        came: Received,
-        row: int,
-    ) -> Mapping[str, Tensor]:
-        """Return how stacked replies of one slice change the model, under the server's names."""
-        blueprint = self.task.blueprint
-        # The names of a width's own normalisation follow the slice as ordered.
-        names = self.job.norm.own_names(blueprint, orders.slice_of(row))
-        if tree != "delta":
-            mine = {name: current[names.get(name, name)] for name in values}
-            old = cut(mine, came.slices[int(came.slice_index[row])], blueprint)
-            values = {name: value - old[name] for name, value in values.items()}
-        return {names.get(name, name): value for name, value in values.items()}
+        self, replied: RepliedOrders, came: Received, current: Params, trees: tuple[str, ...]
+    ) -> Replies:
+        """Return the replies with one tree, "delta": how each changes the server's current model.
+
+        It has the names that the server has: those of a width's own normalisation follow the slice
+        as ordered. What devices of one stack sent stays together.
+        """
+        orders, replies = replied.orders, replied.replies
+        norm, blueprint = self.job.norm, self.task.blueprint
+        names = [tuple(norm.own_names(blueprint, each).items()) for each in orders.slices]
+        _, renaming = distinct(names)
+        stacks: list[Stack] = []
+        index, place = replies.stack_index.copy(), replies.place.copy()
+        for rows in alike(replies.stack_index, renaming[orders.slice_index]):
+            stack = replies.stacks[int(replies.stack_index[rows[0]])]
+            own = dict(names[int(orders.slice_index[rows[0]])])
+            tree = next(each for each in trees if stack.trees.get(each))
+            if tree != "delta" or own:
+                stack = stack.take(replies.place[rows])
+                place[rows] = np.arange(len(rows))
+                values = stack.trees[tree]
+                if tree != "delta":
+                    mine = {name: current[own.get(name, name)] for name in values}
+                    old = _cuts(mine, came.slices, came.slice_index[rows], blueprint)
+                    values = {name: value - old[name] for name, value in values.items()}
+                delta = {own.get(name, name): value for name, value in values.items()}
+                stack = replace(stack, trees={"delta": delta}, symbols=None)
+            index[rows] = len(stacks)
+            stacks.append(stack)
+        return replace(replies, stack_index=index, place=place, stacks=tuple(stacks))
+
+
+def _cuts(
+    tree: Params, slices: Sequence[Slice], index: Ints, blueprint: Blueprint
+) -> dict[str, Tensor]:
+    """Return what each row's slice has of a tree, stacked; one for all where slices are equal."""
+    numbers, which = np.unique(index, return_inverse=True)
+    cuts = [cut(tree, slices[number], blueprint) for number in numbers.tolist()]
+    if len(cuts) == 1:
+        return cuts[0]
+    rows = torch.from_numpy(which)
+    stacked = {name: torch.stack([each[name] for each in cuts]) for name in tree}
+    return {name: value[rows.to(value.device)] for name, value in stacked.items()}

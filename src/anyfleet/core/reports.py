@@ -20,14 +20,16 @@ from anyfleet.tracebacks import during
 
 def numbers(columns: Mapping[str, Tensor]) -> dict[str, Floats]:
     """Return columns [devices, …] of tensors as arrays, fetched from where they are at once."""
-    if not columns:
-        return {}
-    flat = [column.reshape(len(column), -1).double() for column in columns.values()]
-    (*ends, _) = np.cumsum([each.shape[1] for each in flat])
-    # On an accelerator every single transfer would wait for all that was launched before it.
-    parts = np.split(torch.cat(flat, dim=1).cpu().numpy(), ends, axis=1)
-    shapes = (column.shape for column in columns.values())
-    return {n: v.reshape(shape) for n, v, shape in zip(columns, parts, shapes, strict=True)}
+    found: dict[str, Floats] = {}
+    for device in {column.device for column in columns.values()}:
+        there = {name: column for name, column in columns.items() if column.device == device}
+        flat = [column.reshape(len(column), -1).double() for column in there.values()]
+        (*ends, _) = np.cumsum([each.shape[1] for each in flat])
+        # On an accelerator every single transfer would wait for all that was launched before it.
+        parts = np.split(torch.cat(flat, dim=1).cpu().numpy(), ends, axis=1)
+        for (name, column), part in zip(there.items(), parts, strict=True):
+            found[name] = part.reshape(column.shape)
+    return {name: found[name] for name in columns}
 
 
 def reported(measured: Mapping[str, Tensor], job: Job) -> dict[str, Tensor]:

@@ -266,7 +266,7 @@ class Server:
         return replace(planned, declined=planned.declined.take([]), reasons=())
 
     def _send(self, orders: Cohort) -> None:
-        """Submit orders with what travels down."""
+        """Send orders with what travels down."""
         if not len(orders):
             return
         models = {"params": self.params, "buffers": self.buffers}

@@ -325,7 +325,7 @@ class Norm(Slot):
         return object.__hash__(self)  # frozen dataclasses bring a better one
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class TrainingContext:
     """What is the same for all devices that are trained together: shapes and parts, no values.
 

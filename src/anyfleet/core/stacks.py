@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from anyfleet.arrays import Arrays, Flags, Floats, Ints, listed
+from anyfleet.arrays import Arrays, Flags, Floats, Ints, alike, listed
 from anyfleet.core.layout import Symbols
 from anyfleet.core.messages import Params, Report, Trees, measured
 
@@ -224,7 +224,7 @@ class Replies(Arrays):
         """Return the replies with stacks that hold nothing but them, for what is kept for long."""
         stacks: list[Stack] = []
         index, place = np.empty(len(self), dtype=np.int64), self.place.copy()
-        for rows in together(self.stack_index):
+        for rows in alike(self.stack_index):
             index[rows], place[rows] = len(stacks), np.arange(len(rows))
             stacks.append(self.stacks[int(self.stack_index[rows[0]])].take(self.place[rows]))
         return replace(self, stacks=tuple(stacks), stack_index=index, place=place)
@@ -233,7 +233,7 @@ class Replies(Arrays):
 def reported(name: str, stacks: Sequence[Stack], stack_index: Ints, place: Ints) -> Floats:
     """Return the number that each row has in the report of its stack; NaN where there is none."""
     found = np.full(len(place), np.nan)
-    for rows in together(stack_index):
+    for rows in alike(stack_index):
         values = stacks[int(stack_index[rows[0]])].report.get(name)
         if values is None or values.ndim != 1:
             continue
@@ -241,14 +241,6 @@ def reported(name: str, stacks: Sequence[Stack], stack_index: Ints, place: Ints)
         plain = own.dtype != object
         found[rows] = own if plain else [measured({name: v}, name) for v in own]
     return np.where(np.isfinite(found), found, np.nan)
-
-
-def together(numbers: Ints) -> list[Ints]:
-    """Return the rows that have each number, ascending, in the order of the first of them."""
-    order = np.argsort(numbers, kind="stable")
-    starts = np.flatnonzero(np.diff(numbers[order])) + 1
-    found = np.split(order, starts) if len(order) else []
-    return sorted(found, key=lambda rows: int(rows[0]))
 
 
 def lengths(tree: Params) -> Tensor:

@@ -86,9 +86,15 @@ def effort_of(
     counts: Counts, width: float, *, local_steps: Counted, calls: Amounts, moved: Amounts
 ) -> Effort:
     """Return the effort of orders with slices of one width; numbers are those of one order."""
-    given = (*counts, width, local_steps, calls, moved)
-    arrays = np.broadcast_arrays(*(np.asarray(v, dtype=np.float64) for v in given), np.empty(1))
-    return Effort(*arrays[:-1])
+    count = max((len(v) for v in (*counts, local_steps) if isinstance(v, np.ndarray)), default=1)
+    return Effort(*(_column(v, count) for v in (*counts, width, local_steps, calls, moved)))
+
+
+def _column(value: Amounts | Ints, count: int) -> Floats:
+    """Return an amount as an array with a value for each order."""
+    if isinstance(value, np.ndarray) and value.ndim:
+        return value.astype(np.float64, copy=False)
+    return np.full(count, float(value))
 
 
 @dataclass(frozen=True)
@@ -174,6 +180,8 @@ def trainings(
         with during("train", train):
             works = [_works(train, priced, *some) for priced in prices]
         parts.append(_demand(prices, works, *some, counting))
+    if len(parts) == 1:
+        return parts[0]
     return join(parts).take(np.argsort(np.concatenate(groups)))
 
 
@@ -181,14 +189,15 @@ def _works(train: Worker, priced: Priced, processed: Ints, local_steps: Ints) ->
     """Return the work of many orders, one amount after the other if the trainer must have it so."""
     try:
         found = train.work(priced, processed, local_steps)
-        for amount in (found.flops, found.memory, found.calls, found.moved):
-            np.broadcast_to(amount, len(processed))
+        amounts = (found.flops, found.memory, found.calls, found.moved)
+        if not {np.shape(amount) for amount in amounts} <= {(), processed.shape}:
+            raise ValueError("an amount is neither one number nor one for each order")
     except (TypeError, ValueError):
-        amounts = np.empty((4, len(processed)))
+        table = np.empty((4, len(processed)))
         for rows in alike(processed, local_steps):
             one = train.work(priced, int(processed[rows[0]]), int(local_steps[rows[0]]))
-            amounts[:, rows] = np.array([[one.flops], [one.memory], [one.calls], [one.moved]])
-        return Work(*amounts)
+            table[:, rows] = np.array([[one.flops], [one.memory], [one.calls], [one.moved]])
+        return Work(*table)
     return found
 
 
@@ -220,8 +229,7 @@ def _demand(
         counts = Counts(*(batches * (often * operations_) for often, operations_ in pairs))
     wide = width(priced.slice, priced.blueprint)
     effort = effort_of(counts, wide, local_steps=local_steps, calls=own.calls, moved=own.moved)
-    memory = np.broadcast_to(np.asarray(own.memory, dtype=np.float64), len(effort))
-    return Demand(effort, memory)
+    return Demand(effort, _column(own.memory, len(effort)))
 
 
 def _passes(prices: Sequence[Priced], works: Sequence[Work], processed: Counted) -> list[Floats]:

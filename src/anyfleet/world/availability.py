@@ -131,7 +131,7 @@ class Diurnal(TakesMoments):
 
 
 def _chance(keys: Tensor, address: int | str | Tensor) -> Tensor:
-    return rng.uniform(rng.fold(keys, address), 1)[:, 0]
+    return rng.uniforms(rng.fold(keys, address), 1)[:, 0]
 
 
 def _in_blocks(

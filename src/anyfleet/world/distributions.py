@@ -246,7 +246,7 @@ def _clipped_deviation(at: float) -> float:
 
 
 def _uniform(keys: Tensor) -> Floats:
-    return _numpy(rng.uniform(keys, 1)[:, 0])
+    return _numpy(rng.uniforms(keys, 1)[:, 0])
 
 
 def _normal(keys: Tensor) -> Floats:

@@ -5,7 +5,7 @@ Distances are in metres, powers in watts, bands in hertz, bit rates in bits per 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -40,6 +40,7 @@ _LOUDEST = 1000.0
 
 
 Way = Literal["up", "down"]
+WAYS: tuple[Way, Way] = ("up", "down")
 
 
 class BitRates(NamedTuple):
@@ -83,6 +84,16 @@ class Link(Protocol):
         """Return the probability that a column is lost because the bit rate is below `minimum`."""
 
 
+def bit_rates_of(
+    link: Link, keys: Tensor, when: When, distance: Floats, active: int, ways: Sequence[Way]
+) -> list[Floats]:
+    """Return the bit rates of some directions, without those of the other where that is less."""
+    if isinstance(link, Steady):
+        return [link.one_way(way, keys, when, active) for way in ways]
+    both = link.bit_rates(keys, when, distance, active)
+    return [both.of(way) for way in ways]
+
+
 @checked
 @dataclass(frozen=True)
 class Steady(TakesMoments):
@@ -110,13 +121,15 @@ class Steady(TakesMoments):
         )
 
     def bit_rates(self, keys: Tensor, when: Time, distance: Floats, active: int) -> BitRates:
-        share = _band_share(self.shared, active)
-        up, down = (
-            # Plain numbers need no keys, which cost more than all the rest.
-            at(number, keys if isinstance(number, float) else rng.fold(keys, way), when) * share
-            for way, number in (("up", self.bit_rate_up), ("down", self.bit_rate_down))
-        )
+        up, down = (self.one_way(way, keys, when, active) for way in WAYS)
         return BitRates(up, down)
+
+    def one_way(self, way: Way, keys: Tensor, when: Time, active: int) -> Floats:
+        """Return the bit rates of one direction."""
+        number = self.bit_rate_up if way == "up" else self.bit_rate_down
+        # Plain numbers need no keys, which cost more than all the rest.
+        own = keys if isinstance(number, int | float) else rng.fold(keys, way)
+        return at(number, own, when) * _band_share(self.shared, active)
 
     def until(self, when: Time) -> Seconds:
         ends = until(self.bit_rate_up, when), until(self.bit_rate_down, when)

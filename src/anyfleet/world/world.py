@@ -17,7 +17,7 @@ from anyfleet.core.messages import Conditions, Devices
 from anyfleet.errors import refuse
 from anyfleet.world.availability import Always, Availability
 from anyfleet.world.group import FIELDS, Group
-from anyfleet.world.links import BitRates, Link, Way
+from anyfleet.world.links import WAYS, BitRates, Link, Shannon, Steady, Way, bit_rates_of
 from anyfleet.world.quantities import (
     MOST,
     Changing,
@@ -27,6 +27,7 @@ from anyfleet.world.quantities import (
     ask,
     at,
     bounds,
+    changes,
     of_rows,
     some,
     until,
@@ -240,15 +241,24 @@ class World:
 
     def bit_rates(self, devices: Ints, when: Time, active: Active) -> BitRates:
         """Return the bit rates of these devices while `active` devices use their bands."""
+        return BitRates(*self._bit_rates(devices, when, active, WAYS))
+
+    def bit_rate(self, way: Way, devices: Ints, when: Time, active: Active) -> Floats:
+        """Return the bit rates of one direction."""
+        (rates,) = self._bit_rates(devices, when, active, (way,))
+        return rates
+
+    def _bit_rates(
+        self, devices: Ints, when: Time, active: Active, ways: Sequence[Way]
+    ) -> list[Floats]:
         keys = self._keys("link", devices)
         distance = self.values("distance", devices, when)
-        up, down = np.empty(len(devices)), np.empty(len(devices))
+        found = np.empty((len(ways), len(devices)))
         for number, sharing, rows in self._by_band(devices, active):
-            link, mine = self.links[number], _LinkUse(some(keys, rows), distance[rows], sharing)
-            up[rows], down[rows] = _bit_rates(link, of_rows(when, rows), mine)
-        return BitRates(
-            self._own_or("bit_rate_up", devices, up), self._own_or("bit_rate_down", devices, down)
-        )
+            use = _LinkUse(some(keys, rows), distance[rows], sharing, ways)
+            found[:, rows] = _bit_rates(self.links[number], of_rows(when, rows), use)
+        pairs = zip(ways, found, strict=True)
+        return [self._own_or(f"bit_rate_{way}", devices, rates) for way, rates in pairs]
 
     def _by_band(self, devices: Ints, active: Active) -> Iterator[tuple[int, int, Ints]]:
         """Yield the rows of devices that have one band, as many of them active, with both."""
@@ -261,6 +271,8 @@ class World:
 
     def bit_rates_until(self, devices: Ints, when: Time) -> Floats:
         """Return the second at which time next changes the bit rates of each, or infinity."""
+        if self._steady_links:
+            return np.full(len(devices), np.inf)
         end = _until(self.links, self._band_of_link[self.link[devices]], when)
         moved = self._field_until("distance", devices, when)
         end = end if moved is None else np.minimum(end, moved)
@@ -268,8 +280,25 @@ class World:
         own = [np.zeros(len(devices)) + np.nan if each is None else each[devices] for each in given]
         return np.where(np.isnan(own).any(axis=0), end, np.inf)
 
+    @cached_property
+    def _steady_links(self) -> bool:
+        """True if time changes no bit rate, as far as is known of these links."""
+        numbers: list[Number] = [group.distance for group in self.groups]
+        for link in self.links:
+            if type(link) is Steady:
+                numbers += [link.bit_rate_up, link.bit_rate_down]
+            elif type(link) is not Shannon:
+                return False
+        return not any(map(changes, numbers))
+
+    @cached_property
+    def _always_online(self) -> bool:
+        return all(group.availability == Always() for group in self.groups)
+
     def online(self, devices: Ints, when: Time) -> Flags:
         """Return which of these devices can be reached."""
+        if self._always_online:
+            return np.ones(len(devices), dtype=bool)
         found = np.ones(len(devices), dtype=bool)
         for number, rows in _rows_by_number(self._availability_of_group[self.group[devices]]):
             availability, mine = self.groups[number].availability, devices[rows]
@@ -281,6 +310,8 @@ class World:
 
     def online_until(self, devices: Ints, when: Time) -> Floats:
         """Return the second at which each device may next come or go, or infinity."""
+        if self._always_online:
+            return np.full(len(devices), np.inf)
         parts = [group.availability for group in self.groups]
         return _until(parts, self._availability_of_group[self.group[devices]], when)
 
@@ -363,20 +394,23 @@ def _first_equal(values: Sequence[object]) -> Ints:
 
 
 class _LinkUse(NamedTuple):
-    """The devices that use one link: their keys, their distances, and how many share its band."""
+    """The devices that use one link, how many share its band, and which directions are meant."""
 
     keys: Tensor
     distance: Floats
     active: int
+    ways: Sequence[Way]
 
 
-def _bit_rates(link: Link, when: Time, use: _LinkUse) -> BitRates:
+def _bit_rates(link: Link, when: Time, use: _LinkUse) -> Floats:
+    """Return the bit rates of a link: [ways, devices]."""
+
     def call(moment: When, rows: Ints | None) -> Floats:
         distance = use.distance if rows is None else use.distance[rows]
-        return np.stack(link.bit_rates(some(use.keys, rows), moment, distance, use.active), axis=1)
+        keys = some(use.keys, rows)
+        return np.stack(bit_rates_of(link, keys, moment, distance, use.active, use.ways), axis=1)
 
-    up, down = ask(link, when, call).T
-    return BitRates(up, down)
+    return ask(link, when, call).T
 
 
 def _online(availability: Availability, keys: Tensor, when: Time) -> Flags:

@@ -209,6 +209,7 @@ EACH: list[Schedule] = [
     Deadline(5.0, late="counted", staleness=2),
     Overselected(keep=2, patience=90.0),
     Buffered(concurrency=3, buffer_size=2, patience=90.0),
+    Buffered(concurrency=3, buffer_size=2, patience=90.0, refill=2),
     Tiers(patience=90.0),
     HoldAndFetch(),
     Surveyed(Synchronous()),
@@ -238,6 +239,16 @@ def test_devices_that_come_back_are_asked(schedule: Schedule) -> None:
     steps = run(replace(BASE, schedule=schedule), TASK, Watched(fleet, 0), 0)
     trained = (s for s in islice(steps, 40) if not small.identical(s.params, TASK.params))
     assert 100 < next(trained).time < 200
+
+
+@pytest.mark.parametrize("refill", [1, 2, 4])
+def test_a_buffer_asks_as_many_devices_together_as_it_refills(refill: int) -> None:
+    schedule = Buffered(concurrency=4, buffer_size=4, refill=refill)
+    fleet = Fleet(tuple(Group(speed=speed) for speed in (1e8, 2e8, 3e8, 5e8, 7e8, 9e8)))
+    ledgers = [step.ledger for step in play(replace(BASE, schedule=schedule), fleet)]
+    began = [moment for ledger in ledgers for moment in ledger.began.tolist()]
+    together = Counter(moment for moment in began if moment > 0)
+    assert max(together.values()) == refill
 
 
 def test_unwilling_devices_are_not_asked_all_the_time() -> None:

@@ -43,7 +43,7 @@ def test_precision_holds_during_training_only() -> None:
     assert 1e-4 < distance(coarse, plain, given.inputs.params) < 0.5
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
     before = products.allow_tf32, convolutions.allow_tf32
-    with pytest.raises(ZeroDivisionError), arithmetic("tf32", torch.device("cpu")):
+    with pytest.raises(ZeroDivisionError), arithmetic("tf32", torch.device("cuda")):
         assert 1 / (1 - products.allow_tf32)
     assert (products.allow_tf32, convolutions.allow_tf32) == before
 

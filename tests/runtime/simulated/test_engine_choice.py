@@ -17,7 +17,7 @@ from anyfleet.core.method import Method
 from anyfleet.core.slots import Minibatch, Select, TrainingContext, TrainingState
 from anyfleet.core.view import Ids, View
 from anyfleet.parts.train import Gradient
-from anyfleet.runtime import Limits, Sequential, Stacked
+from anyfleet.runtime import Limits, Sequential, Stacked, Workers
 from anyfleet.runtime.simulated import engine_choice
 from anyfleet.runtime.simulated.engine_choice import (
     Choice,
@@ -27,8 +27,10 @@ from anyfleet.runtime.simulated.engine_choice import (
     measure,
     shape_of,
 )
+from anyfleet.runtime.simulated.engines import Engine
 from tests.helpers import small
 
+STACKS = Stacked(chunk=32)
 SHORT, LONG = 1, 10_000  # rounds: nothing is ever run for so many
 METHOD = methods.fedavg(count=2, lr=0.1, batch_size=16)
 ENOUGH = 60.0  # seconds, also on a machine that is busy: so few orders take less
@@ -127,25 +129,25 @@ def test_the_shape_is_what_time_depends_on() -> None:
 
 def test_one_engine_is_chosen_for_all_runs_of_a_comparison(cache: Path) -> None:
     one, two = prospect(), prospect(methods.fedprox(count=2, lr=0.1))
-    engines = {str(engine): engine for engine in (Sequential(), Stacked())}
+    engines = {str(engine): engine for engine in (Sequential(), STACKS)}
     remember(cache, dict(zip(engines, (1.0, 0.1), strict=True)), one)
     remember(cache, dict(zip(engines, (1.0, 3.0), strict=True)), two)
-    assert choose([one]).engine == Stacked()
+    assert choose([one]).engine == STACKS
     assert choose([one]).why == "measured: 10 times as fast as Sequential"
     assert choose([two]).engine == Sequential()
     assert choose([one, two]) == Choice(Sequential(), "measured: no other is faster")
     longer = replace(one, rounds=10 * LONG)
-    assert choose([longer, two]).engine == Stacked()
+    assert choose([longer, two]).engine == STACKS
 
 
 def test_a_simpler_engine_is_preferred_to_one_that_is_hardly_faster(cache: Path) -> None:
-    remember(cache, {str(Sequential()): 1.04, str(Stacked()): 1.0}, prospect())
+    remember(cache, {str(Sequential()): 1.04, str(STACKS): 1.0}, prospect())
     assert choose([prospect()]).engine == Sequential()
 
 
 def test_an_engine_that_not_all_runs_can_have_is_not_chosen(cache: Path) -> None:
     one, two = prospect(), prospect(methods.fedprox(count=2, lr=0.1))
-    remember(cache, {str(Sequential()): 1.0, str(Stacked()): 0.1}, one)
+    remember(cache, {str(Sequential()): 1.0, str(STACKS): 0.1}, one)
     remember(cache, {str(Sequential()): 1.0}, two)
     assert choose([one, two]).engine == Sequential()
 
@@ -166,10 +168,11 @@ class Branching(Gradient):
         return super().step(context, state, batch, hyperparameters, draw)
 
 
-def test_an_engine_that_fails_is_left_out() -> None:
+def test_stacks_are_left_out_if_they_fail() -> None:
     method = replace(METHOD, train=Branching(batch_size=16))
-    assert measure(prospect(method), ENOUGH).seconds.keys() == {str(Sequential())}
-    assert choose([prospect(method)], ENOUGH).engine == Sequential()
+    others = [engine for engine in candidates().values() if not isinstance(engine, Stacked)]
+    assert [*measure(prospect(method), ENOUGH).seconds] == [*map(str, others)]
+    assert choose([prospect(method)], ENOUGH).engine in others
 
 
 @dataclass(frozen=True)
@@ -193,11 +196,41 @@ def test_measuring_leaves_the_random_numbers_of_torch_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
+def test_a_sample_grows_to_orders_for_a_stack_then_to_all_steps_then_to_all_orders() -> None:
+    sizes = [(8, 1)]
+    while (larger := engine_choice._grown(*sizes[-1], 50, 5)) != sizes[-1]:
+        sizes.append(larger)
+    assert sizes == [(8, 1), (16, 1), (32, 1), (32, 2), (32, 4), (32, 5), (50, 5)]
+    assert engine_choice._grown(2, 1, 3, 1) == (3, 1)
+    assert engine_choice._grown(1, 1, 1, 1) == (1, 1)
+
+
+def test_candidates_use_the_cores_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = [Sequential(), Stacked(chunk=8), Stacked(chunk=32)]
+    monkeypatch.setattr(engine_choice, "cores", lambda: 1)
+    assert [*candidates().values()] == alone
+    monkeypatch.setattr(engine_choice, "cores", lambda: 4)
+    more = [Workers(), Stacked(chunk=8, workers=4), Stacked(chunk=32, workers=4)]
+    assert [each for each in candidates().values() if each not in more] == alone
+    assert [each for each in candidates().values() if each in more] == more
+
+
+def test_engines_that_do_the_same_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_choice, "cores", lambda: 1)
+    one, few, many = candidates()
+    assert engine_choice._unlike(candidates(), 8) == [[one], [few, many]]
+    assert engine_choice._unlike(candidates(), 9) == [[one], [few], [many]]
+
+
 @pytest.mark.parametrize(
-    ("orders", "affordable", "expected"),
-    [(10, 1000, (10, 100)), (10, 20, (10, 2)), (10, 19, (9, 2)), (10, 3, (3, 1)), (1, 2, (1, 2))],
+    ("cores", "threads", "engine"), [(1, 1, Sequential()), (2, 1, Workers()), (2, 2, Sequential())]
 )
-def test_rather_many_orders_are_tried_than_many_steps(
-    orders: int, affordable: int, expected: tuple[int, int]
+def test_long_steps_are_done_side_by_side(
+    cores: int, threads: int, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert engine_choice._sample(orders, affordable) == expected
+    monkeypatch.setattr(engine_choice, "cores", lambda: cores)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    # A clock by which every step takes hours.
+    monkeypatch.setattr(engine_choice._Clock, "seconds", lambda *_: 1e4)
+    choice = choose([prospect()])
+    assert choice == Choice(engine, "not measured: a local step takes too long")

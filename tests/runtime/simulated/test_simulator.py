@@ -25,6 +25,7 @@ from anyfleet.elastic.cost.operations import Counting
 from anyfleet.errors import CompositionError
 from anyfleet.formulas.fedpmt import CNN_CIFAR, fedpmt_complexity
 from anyfleet.methods import fedavg, heterofl
+from anyfleet.parts.choose import LargestInTime
 from anyfleet.parts.norm import Tracked
 from anyfleet.parts.plan import WidthMenu
 from anyfleet.parts.schedule import Deadline, HoldAndFetch, Overselected, Surveyed, Synchronous
@@ -45,6 +46,7 @@ from anyfleet.world import (
     When,
 )
 from anyfleet.world import Uniform as Between
+from tests.core.test_local_training import orders
 from tests.helpers import small
 
 ALL = replace(fedavg(lr=0.1, batch_size=8), select=Everyone())
@@ -730,3 +732,48 @@ def test_a_fleet_looked_at_in_blocks_is_the_same_fleet(monkeypatch: pytest.Monke
         monkeypatch.setattr("anyfleet.runtime.simulated.simulator._BLOCK", size)
         assert Simulated(task, world).free(everybody).tolist() == one_by_one
     assert not len(Simulated(task, world).free(everybody[:0]))
+
+
+# --- the seam ---------------------------------------------------------------------------------
+
+
+def test_an_order_that_was_only_offered_costs_nothing_and_is_not_heard_of_again() -> None:
+    """Choices come back alone, in the order in which menus were offered; no time passes."""
+    task = small.task()
+    runtime = Simulated(task, small.world(task, fleet()))
+    method = replace(ALL, plan=WidthMenu((1.0, 0.5)), choose=LargestInTime(1e9))
+    asked = orders(method, task, [0, 1, 2, 3])
+    for rows in ([0, 1], [2, 3]):
+        runtime.offer(asked.take(rows))
+    saved = runtime.save()
+    lost = runtime.cancel(asked.id[[3, 1]], "no longer")
+    assert lost.order.tolist() == asked.id[[3, 1]].tolist()
+    spent = lost.charges
+    assert not (spent.flops + spent.bits_down + spent.download_seconds).any()
+    events = runtime.wait(9.0, 1)
+    assert events.choices is not None
+    assert events.choices.order.tolist() == asked.id[[0, 2]].tolist()
+    assert events.replies is None
+    assert events.failures is None
+    assert runtime.now() == 0.0
+    assert not len(runtime.wait(9.0, 1))
+    runtime.restore(saved)
+    again = runtime.wait(9.0, 1).choices
+    assert again is not None
+    assert again.order.tolist() == asked.id.tolist()
+
+
+def test_orders_are_cancelled_in_any_order_and_only_once() -> None:
+    task = small.task()
+    runtime = Simulated(task, small.world(task, fleet()))
+    asked = orders(ALL, task, [0, 1, 2, 3])
+    runtime.submit(asked.take([0, 1]))
+    runtime.submit(asked.take([2, 3]))
+    runtime.wait(0.1, 1)
+    lost = runtime.cancel(asked.id[[3, 0]], "too late")
+    assert lost.charges.order.tolist() == asked.id[[3, 0]].tolist()
+    assert lost.charges.download_seconds == pytest.approx([0.1, 0.1])
+    assert runtime.free(np.arange(4)).tolist() == [True, False, False, True]
+    with pytest.raises(KeyError, match="not all of the orders"):
+        runtime.cancel(asked.id[[0]], "again")
+    assert len(runtime.wait(None, 9)) == 2

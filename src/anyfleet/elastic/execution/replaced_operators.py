@@ -126,12 +126,24 @@ def max_pool(_run: Run, args: list[Any], _node: Node) -> Tensor:
 
 
 def convolution(_run: Run, args: list[Any], _node: Node) -> Tensor:
-    """Run a convolution; that of a stack on a CUDA device by kernels that know of devices."""
+    """Run a convolution; that of a stack in a form of its own, where that is faster."""
     x, weight, bias, stride, padding, dilation, groups = (*args, *_CONVOLUTION[len(args) :])
     further = groups != 1 or set(dilation) != {1}
     if fits(x, weight, stride, padding, further) and _stacked(weight):
         return stacked_convolution(x, weight, bias, stride[0], padding[0])
     return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
+
+
+def average_pool(_run: Run, args: list[Any], _node: Node) -> Tensor:
+    """Pool to a given size; a stack to one entry by a mean.
+
+    Torch has no rule for a stack whose channels lie last, as they do after a convolution of ours.
+    """
+    x, size = args
+    if _stacked(x) and set(size) == {1}:
+        mean: Tensor = x.mean((-2, -1), keepdim=True)
+        return mean
+    return torch.nn.functional.adaptive_avg_pool2d(x, size)
 
 
 # What the arguments of a convolution are where they are left out.
@@ -165,6 +177,7 @@ _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 SPECIAL: dict[str, Special] = {
     **draws.RANDOM,
     **{f"aten.{layer}.input": recurrent for layer in _RECURRENT},
+    "aten.adaptive_avg_pool2d.default": average_pool,
     "aten.batch_norm.default": batch_norm,
     "aten.conv2d.default": convolution,
     "aten.instance_norm.default": instance_norm,

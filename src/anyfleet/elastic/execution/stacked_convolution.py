@@ -1,9 +1,11 @@
-"""Convolution of a stack of devices, each with weights of its own, on a CUDA device.
+"""Convolution of a stack of devices, each with weights of its own.
 
-Torch maps a convolution over weights as one with a group for each device, which cuDNN runs as
-hundreds of small kernels. Here forward and both backward passes are single kernels (see `kernels`),
-chosen by rule, not by a measurement that a resumed run would have to repeat: on an H200 they were
-the fastest for every layer of CIFAR-10 networks that was tried but the weights of a first layer.
+Torch maps a convolution over weights as one with a group for each device. On a CUDA device cuDNN
+runs that as hundreds of small kernels; here forward and both backward passes are single kernels
+(see `kernels`), chosen by rule, not by a measurement that a resumed run would have to repeat: on an
+H200 they were the fastest for every layer of CIFAR-10 networks that was tried, but for the weights
+of a first layer. On a CPU one convolution after the other takes a third of the time of the grouped
+one where there are few input channels; with more of them the grouped one is faster.
 """
 
 from functools import lru_cache
@@ -14,6 +16,9 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 from torch.nn.grad import conv2d_input, conv2d_weight
+
+_KERNEL_TYPES = (torch.float32, torch.bfloat16)
+_FEW = 8  # input channels
 
 
 class Shift(NamedTuple):
@@ -32,12 +37,11 @@ def has_kernels() -> bool:
 
 
 def fits(x: Tensor, weight: Tensor, stride: list[int], padding: list[int], further: bool) -> bool:
-    """Return whether the kernels compute this convolution; `further` says: dilated or grouped."""
+    """Return whether this convolution has a form of its own; `further`: dilated or grouped."""
     size = weight.shape[-1]
+    by_kernel = x.device.type == "cuda" and has_kernels() and x.dtype in _KERNEL_TYPES
     return (
-        has_kernels()
-        and x.device.type == "cuda"
-        and x.dtype in (torch.float32, torch.bfloat16)
+        (by_kernel or (x.device.type == "cpu" and weight.shape[1] < _FEW))
         and not further
         and x.ndim == weight.ndim == 4
         and weight.shape[-2] == size
@@ -49,7 +53,7 @@ def fits(x: Tensor, weight: Tensor, stride: list[int], padding: list[int], furth
 def convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int
 ) -> Tensor:
-    """Return the convolution of one device; under `vmap`, of all of them by one kernel."""
+    """Return the convolution of one device; under `vmap`, of all of them."""
     if torch.is_autocast_enabled(x.device.type):
         kind = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(kind), weight.to(kind)
@@ -92,6 +96,10 @@ class _Convolution(torch.autograd.Function):
     ) -> tuple[Tensor, int]:
         x, weight = _first(info, dims, x, weight)
         extra = () if bias is None else _first(info, dims[2:], bias)
+        if x.device.type == "cpu":
+            biases = extra[0] if extra else [None] * len(x)
+            own = zip(x, weight, biases, strict=True)
+            return torch.stack([_Convolution.forward(*each, shift) for each in own]), 0
         size = weight.shape[-1]
         out = _stacked(
             _last(x), _taps(weight), [each.contiguous() for each in extra], size, *shift[:2][::-1]
@@ -129,6 +137,9 @@ class _InputGradient(torch.autograd.Function):
         info: Any, dims: Any, gradient: Tensor, weight: Tensor, shift: Shift
     ) -> tuple[Tensor, int]:
         gradient, weight = _first(info, dims, gradient, weight)
+        if gradient.device.type == "cpu":
+            own = zip(gradient, weight, strict=True)
+            return torch.stack([_InputGradient.forward(*each, shift) for each in own]), 0
         size = weight.shape[-1]
         if shift.stride > 1:
             return _grouped_input_gradient(gradient, weight, shift), 0
@@ -167,6 +178,9 @@ class _WeightGradient(torch.autograd.Function):
         info: Any, dims: Any, gradient: Tensor, x: Tensor, size: int, shift: Shift
     ) -> tuple[Tensor, int]:
         gradient, x = _first(info, dims, gradient, x)
+        if x.device.type == "cpu":
+            own = zip(gradient, x, strict=True)
+            return torch.stack([_WeightGradient.forward(*each, size, shift) for each in own]), 0
         found = _stacked_weight_gradient(
             _last(x), _last(gradient), size, shift.padding, shift.stride
         )

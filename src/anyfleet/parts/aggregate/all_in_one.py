@@ -58,6 +58,6 @@ class Aio(Weighted):
 
 def _alphas(updates: Updates) -> Floats:
     """Return AnycostFL's measure of each sub-model: 1 for the whole model."""
-    blueprint = updates.blueprint
-    shares = ((channel_share(s, blueprint), trained_share(s, blueprint)) for s in updates.slices)
-    return np.array([anycost_alpha(*each) for each in shares])
+    blueprint, slices = updates.blueprint, updates.distinct_slices
+    shares = ((channel_share(s, blueprint), trained_share(s, blueprint)) for s in slices)
+    return np.array([anycost_alpha(*each) for each in shares])[updates.slice_index]

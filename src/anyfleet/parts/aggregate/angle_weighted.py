@@ -105,14 +105,17 @@ class AngleWeighted(Aggregate):
 def _averaged(state: Angles, updates: Updates, found: Directions) -> Angles:
     """Return the angles of all devices after this round."""
     after = dict(state)
-    for row in np.flatnonzero(found.known):
-        device = int(updates.device[row])
-        before = after.get(device, Angle(0.0, 0))
-        visits = before.visits + 1
-        mean = fedadp_smoothed_angles(
-            np.array([before.mean]), np.array([visits]), found.angles[[row]]
-        )
-        after[device] = Angle(float(mean[0]), visits)
+    device, angles = updates.device[found.known], found.angles[found.known]
+    while len(device):
+        # All devices at once; those that replied twice have their second angles after it.
+        first = np.sort(np.unique(device, return_index=True)[1])
+        own = device[first].tolist()
+        before = [after.get(each, Angle(0.0, 0)) for each in own]
+        visits = np.array([each.visits for each in before]) + 1
+        past = np.array([each.mean for each in before])
+        means = fedadp_smoothed_angles(past, visits, angles[first])
+        after.update(zip(own, map(Angle, means.tolist(), visits.tolist()), strict=True))
+        device, angles = np.delete(device, first), np.delete(angles, first)
     return after
 
 

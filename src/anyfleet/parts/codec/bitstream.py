@@ -217,7 +217,7 @@ def _counted_bits(
     if form.bucket is not None:
         scales = _bucketed(inside, form.bucket).sum(dim=2)
     else:
-        scales[:, 0] = sum(_scale_counts(symbols, layout))
+        scales[:, 0].fill_(sum(_scale_counts(symbols, layout)))
     limit = counts.limit[counts.symbols.line // layout.columns]
     beyond = counts.symbols.often * ((counts.symbols.symbol == limit) & (limit > 0))
     large = counts.symbols.by_column(beyond)
@@ -235,7 +235,7 @@ def _head_bits(
     whole = [at for at, name in enumerate(layout.tensors) if name not in symbols.kept]
     flags = 1 + _number_bytes(pairs).sum(dim=0)
     for at in whole:
-        flags[:, :, at] = 1
+        flags[:, :, at].fill_(1)
     many = _list_bytes(len(layout.tensors))
     # One byte for the record, two for each of its strings, one for each number and list in it.
     found = flags.sum(dim=2) + (1 + many + 2 * 5 + 5)

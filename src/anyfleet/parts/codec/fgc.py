@@ -23,7 +23,7 @@ from anyfleet.errors import BadMessage, refuse
 from anyfleet.papers import ANYCOST, Paper
 from anyfleet.parts.codec.bitstream import SymbolFormat
 from anyfleet.parts.codec.kernels import Kernels
-from anyfleet.parts.codec.lookup import Table, count_of, looked_up, measured
+from anyfleet.parts.codec.lookup import LEVELS, Table, count_of, looked_up, measured
 from anyfleet.parts.codec.quantiser import Quantiser, target_fraction
 from anyfleet.parts.codec.ranking import where_set
 
@@ -60,7 +60,8 @@ class Fgc(Quantiser):
 
     @property
     def symbol_format(self) -> SymbolFormat:
-        return SymbolFormat(kernels=True)
+        most = max((levels for _, _, levels in self.table), default=LEVELS[-1])
+        return SymbolFormat(kernels=True, most_level=1 + most)
 
     @property
     def drops(self) -> bool:
@@ -103,17 +104,12 @@ class Fgc(Quantiser):
     def dequantise(self, symbols: Symbols, layout: MessageLayout) -> Params:
         ends = next(iter(symbols.scales.values()), torch.zeros(1, 3))
         low, high, steps = ends.to(layout.dtype).unsqueeze(-1).unbind(1)
-        most = int(steps.max())
-        part = torch.arange(most + 1, device=ends.device) / steps.clamp(min=1)
-        grid = torch.where(part < 1, low + (high - low) * part, high)
-        # Every magnitude with both signs, around the zero of what is not kept.
-        table = torch.cat([-grid.flip(1), torch.zeros_like(low), grid], dim=1)
-        first = most + 1 + table.shape[1] * torch.arange(len(ends), device=ends.device)
-        offset, flat = first.int()[:, None], table.flatten()
-        return {
-            name: flat.index_select(0, (levels + offset).flatten()).view(levels.shape)
-            for name, levels in symbols.quantisation_levels.items()
-        }
+        found = {}
+        for name, levels in symbols.quantisation_levels.items():
+            part = (levels.abs() - 1) / steps.clamp(min=1)
+            grid = torch.where(part < 1, low + (high - low) * part, high)
+            found[name] = torch.where(levels == 0, 0, grid * levels.sign())
+        return found
 
     def unpack(self, columns: Sequence[bytes], layout: MessageLayout) -> Symbols:
         symbols = super().unpack(columns, layout)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
@@ -17,7 +18,7 @@ from anyfleet.papers import FEDHQ, Paper
 from anyfleet.parts.codec.bitstream import SymbolFormat
 from anyfleet.parts.codec.qsgd import Qsgd, quantised, uniforms
 from anyfleet.parts.codec.quantiser import Quantiser, target_fraction
-from anyfleet.parts.codec.topk import Places, TopK, check_keep, spread_symbols, top
+from anyfleet.parts.codec.topk import Places, TopK, check_keep, kept_entries, spread_symbols, top
 
 _HALVINGS = 8
 
@@ -59,7 +60,7 @@ class Hq(Quantiser):
 
     @property
     def symbol_format(self) -> SymbolFormat:
-        return SymbolFormat(bucket=self.bucket)
+        return SymbolFormat(bucket=self.bucket, most_level=self.quantisation_levels[-1])
 
     @property
     def drops(self) -> bool:
@@ -67,13 +68,13 @@ class Hq(Quantiser):
 
     def quantise(self, rows: Params, sent_fraction: Tensor, layout: MessageLayout) -> Symbols:
         target = target_fraction(sent_fraction, self.sent_fraction)
-        budget = (target * NUMBER_BITS * layout.entries).double().cpu()  # sizes are counted there
+        budget = (target * NUMBER_BITS * layout.entries).double()
         kept = self._kept(rows, budget, layout)
-        choice = torch.tensor(self.quantisation_levels, dtype=torch.float64)
+        choice = _choice(self.quantisation_levels, budget.device)
         # Bisection: `best` fits or is the first, everything from `beyond` on does not.
-        best = torch.zeros(len(target), dtype=torch.int64)
+        best = torch.zeros_like(budget, dtype=torch.int64)
         beyond = torch.full_like(best, len(choice))
-        while bool((beyond - best > 1).any()):
+        for _ in range((len(choice) - 1).bit_length()):
             middle = (best + beyond) // 2
             fits = self._size(self._symbols(kept, choice[middle]), layout) <= budget
             best, beyond = torch.where(fits, middle, best), torch.where(fits, beyond, middle)
@@ -83,8 +84,11 @@ class Hq(Quantiser):
         return TopK(self.keep, Qsgd(bucket=self.bucket)).dequantise(symbols, layout)
 
     def _kept(self, rows: Params, budget: Tensor, layout: MessageLayout) -> "_Kept":
-        """Return as many entries of every row as its budget holds with the fewest levels."""
-        kept = _Kept.of(rows, top(rows, self.keep), layout)
+        """Return as many entries of every row as its budget holds with the fewest levels.
+
+        Whether some row is short is read once a try.
+        """
+        kept = self._entries(rows, top(rows, self.keep), layout)
         fewest = torch.full_like(budget, self.quantisation_levels[0])
         for halving in range(1, _HALVINGS + 1):
             short = self._size(self._symbols(kept, fewest), layout) > budget
@@ -92,11 +96,17 @@ class Hq(Quantiser):
                 break
             fewer = top(rows, self.keep / 2**halving)
             flags = {
-                name: torch.where(short.to(flags.device)[:, None], fewer[name], flags)
+                name: torch.where(short[:, None], fewer[name], flags)
                 for name, flags in kept.flags.items()
             }
-            kept = _Kept.of(rows, flags, layout)
+            kept = self._entries(rows, flags, layout)
         return kept
+
+    def _entries(self, rows: Params, flags: Params, layout: MessageLayout) -> "_Kept":
+        """Return the entries of rows that flags keep."""
+        places = {n: Places.of(each, kept_entries(self.keep, each)) for n, each in flags.items()}
+        entries = {name: places[name].gathered(each) for name, each in rows.items()}
+        return _Kept(flags, places, entries, uniforms(entries, layout))
 
     def _symbols(self, kept: "_Kept", steps: Tensor) -> Symbols:
         inner = quantised(kept.entries, steps, kept.uniforms, self.bucket)
@@ -114,9 +124,7 @@ class _Kept(NamedTuple):
     entries: Params
     uniforms: Params
 
-    @classmethod
-    def of(cls, rows: Params, flags: Params, layout: MessageLayout) -> "_Kept":
-        """Return the entries of rows that flags keep."""
-        places = {name: Places.of(each) for name, each in flags.items()}
-        entries = {name: places[name].gathered(each) for name, each in rows.items()}
-        return cls(flags, places, entries, uniforms(entries, layout))
+
+@lru_cache(maxsize=64)
+def _choice(quantisation_levels: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(quantisation_levels, dtype=torch.float64).to(device)

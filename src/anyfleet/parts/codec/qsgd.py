@@ -43,10 +43,10 @@ class Qsgd(Quantiser):
 
     @property
     def symbol_format(self) -> SymbolFormat:
-        return SymbolFormat(bucket=self.bucket)
+        return SymbolFormat(bucket=self.bucket, most_level=self.quantisation_levels)
 
     def quantise(self, rows: Params, sent_fraction: Tensor, layout: MessageLayout) -> Symbols:
-        steps = torch.full((len(sent_fraction),), self.quantisation_levels, dtype=torch.float64)
+        steps = torch.full_like(sent_fraction, self.quantisation_levels, dtype=torch.float64)
         return quantised(rows, steps, uniforms(rows, layout), self.bucket)
 
     def dequantise(self, symbols: Symbols, layout: MessageLayout) -> Params:

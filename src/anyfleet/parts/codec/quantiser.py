@@ -80,7 +80,7 @@ class Quantiser(Codec):
     def restore(self, symbols: Symbols, layout: MessageLayout) -> tuple[Params, Params]:
         if symbols.columns == 0:
             nothing = {
-                name: torch.zeros(1, tensor.entries, dtype=layout.dtype)
+                name: torch.zeros(1, tensor.entries, dtype=layout.dtype, device=layout.key.device)
                 for name, tensor in layout.tensors.items()
             }
             return nothing, nothing

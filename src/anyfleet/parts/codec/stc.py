@@ -10,8 +10,10 @@ from torch import Tensor
 from anyfleet.core.layout import MessageLayout, Symbols
 from anyfleet.core.messages import Params
 from anyfleet.papers import STC, Paper
+from anyfleet.parts.codec.bitstream import SymbolFormat
 from anyfleet.parts.codec.quantiser import Quantiser, as_scale, check_scales
-from anyfleet.parts.codec.topk import Places, check_keep, top
+from anyfleet.parts.codec.ranking import counted
+from anyfleet.parts.codec.topk import check_keep, top
 
 
 @dataclass(frozen=True)
@@ -35,22 +37,24 @@ class Stc(Quantiser):
     def drops(self) -> bool:
         return True
 
+    @property
+    def symbol_format(self) -> SymbolFormat:
+        return SymbolFormat(most_level=1)
+
     def quantise(self, rows: Params, sent_fraction: Tensor, layout: MessageLayout) -> Symbols:
         chosen = top(rows, self.keep, self.scope)
-        places = {name: Places.of(flags) for name, flags in chosen.items()}
-        entries = {name: places[name].gathered(each) for name, each in rows.items()}
+        entries = {name: torch.where(chosen[name], each, 0) for name, each in rows.items()}
+        # Over all entries: the rounding of a sum must not depend on what other devices keep.
         sums = {
             n: v.abs().sum(dim=1, keepdim=True, dtype=torch.float64) for n, v in entries.items()
         }
-        counts = {name: each.filled.sum(dim=1, keepdim=True) for name, each in places.items()}
+        counts = {name: counted(flags)[:, None] for name, flags in chosen.items()}
         if self.scope == "model":
             sums, counts = _summed(sums), _summed(counts)
         return Symbols(
-            quantisation_levels={
-                name: places[name].spread(_signs(each)) for name, each in entries.items()
-            },
+            quantisation_levels={name: _signs(each) for name, each in entries.items()},
             # The sign of 0 is 0: there is nothing to send.
-            kept={name: flags & (rows[name] != 0) for name, flags in chosen.items()},
+            kept={name: each != 0 for name, each in entries.items()},
             scales={name: as_scale(sums[name] / counts[name].clamp(min=1)) for name in sums},
         )
 

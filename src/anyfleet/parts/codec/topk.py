@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -14,7 +15,7 @@ from anyfleet.core.signals import Signal
 from anyfleet.formulas.sub_models import kept_channels
 from anyfleet.parts.codec.bitstream import SymbolFormat, packed_bits
 from anyfleet.parts.codec.quantiser import Quantiser, target_fraction
-from anyfleet.parts.codec.ranking import counted, largest, where_set
+from anyfleet.parts.codec.ranking import counted, largest, on_host, where_set
 
 _SMALLEST = 1e-9  # a sent fraction of what was kept that asks for as little as possible
 
@@ -73,14 +74,14 @@ class TopK(Quantiser):
 
     def quantise(self, rows: Params, sent_fraction: Tensor, layout: MessageLayout) -> Symbols:
         kept = top(rows, self.keep)
-        places = {name: Places.of(flags) for name, flags in kept.items()}
+        places = self._places(kept)
         gathered = {name: places[name].gathered(each) for name, each in rows.items()}
         left = _without_positions(sent_fraction, kept, layout)
         inner = self.then.quantise(gathered, left, _gathered_layout(gathered, layout))
         return spread_symbols(inner, kept, places)
 
     def dequantise(self, symbols: Symbols, layout: MessageLayout) -> Params:
-        places = {name: Places.of(flags) for name, flags in symbols.kept.items()}
+        places = self._places(symbols.kept)
         gathered = Symbols(
             numbers=_gathered(symbols.numbers, places),
             quantisation_levels=_gathered(symbols.quantisation_levels, places),
@@ -89,6 +90,11 @@ class TopK(Quantiser):
         every = {**gathered.numbers, **gathered.quantisation_levels}
         found = self.then.dequantise(gathered, _gathered_layout(every, layout))
         return {n: places[n].spread(rows) if n in places else rows for n, rows in found.items()}
+
+    def _places(self, kept: Params) -> dict[str, "Places"]:
+        return {
+            name: Places.of(flags, kept_entries(self.keep, flags)) for name, flags in kept.items()
+        }
 
 
 def check_keep(part: str, keep: float) -> None:
@@ -104,32 +110,51 @@ def top(
 ) -> dict[str, Tensor]:
     """Return flags of the largest magnitudes of each tensor, or of all tensors together."""
     if scope == "tensor":
-        return {name: largest(each.abs(), _count(keep, each)) for name, each in rows.items()}
+        return {name: largest(each.abs(), kept_entries(keep, each)) for name, each in rows.items()}
     if not rows:
         return {}
     every = torch.cat(list(rows.values()), dim=1).abs()
-    kept = largest(every, _count(keep, every))
+    kept = largest(every, kept_entries(keep, every))
     parts = torch.split(kept, [each.shape[1] for each in rows.values()], dim=1)
     return dict(zip(rows, parts, strict=True))
+
+
+def kept_entries(keep: float, rows: Tensor) -> int:
+    """Return how many entries a share of rows [devices, entries] is."""
+    return min(rows.shape[1], kept_channels(keep, rows.shape[1]))
 
 
 @dataclass(frozen=True, eq=False)
 class Places:
     """The places of the kept entries of a stack of rows."""
 
-    shape: torch.Size
-    where: Tensor  # of all rows, one after the other
+    kept: Tensor
+    where: Tensor  # on the host of all rows, one after the other; elsewhere [devices, width]
     filled: Tensor  # flags of what is there when kept entries lie side by side
 
     @staticmethod
-    def of(kept: Tensor) -> "Places":
-        """Return the places of set flags [devices, entries]."""
+    def of(kept: Tensor, most: int | None = None) -> "Places":
+        """Return the places of set flags [devices, entries].
+
+        Off the host there is room for `most` of a row (None: all), as nobody waits for a count.
+        """
         counts = counted(kept)[:, None]
-        filled = torch.arange(int(counts.max()), device=kept.device) < counts
-        return Places(kept.shape, where_set(kept), filled)
+        if on_host(kept):
+            filled = torch.arange(int(counts.max()) if len(counts) else 0) < counts
+            return Places(kept, where_set(kept), filled)
+        entries = kept.shape[1]
+        width = entries if most is None else min(most, entries)
+        filled = torch.arange(width, device=kept.device) < counts
+        # What is not kept goes behind the others.
+        number = torch.where(kept, kept.cumsum(dim=1) - 1, width).clamp(max=width)
+        where = number.new_zeros(len(kept), width + 1)
+        place = torch.arange(entries, device=kept.device).expand_as(number)
+        return Places(kept, where.scatter_(1, number, place)[:, :width], filled)
 
     def gathered(self, rows: Tensor) -> Tensor:
         """Return the kept entries side by side; zeros follow those of a row that has fewer."""
+        if not on_host(rows):
+            return torch.where(self.filled, rows.gather(1, self.where), 0)
         values = rows.flatten().index_select(0, self.where)
         if len(values) == self.filled.numel():
             return values.reshape(self.filled.shape)
@@ -137,10 +162,14 @@ class Places:
 
     def spread(self, gathered: Tensor) -> Tensor:
         """Return entries at their places again, with zeros where nothing was kept."""
+        if not on_host(gathered):
+            found = gathered.new_zeros(len(self.kept), self.kept.shape[1] + 1)
+            place = torch.where(self.filled, self.where, self.kept.shape[1])
+            return found.scatter_(1, place, gathered)[:, :-1].contiguous()
         equal = len(self.where) == gathered.numel()
         values = gathered.flatten() if equal else gathered[self.filled]
-        found = gathered.new_zeros(self.shape.numel())
-        return found.index_copy_(0, self.where, values).reshape(self.shape)
+        found = gathered.new_zeros(self.kept.numel())
+        return found.index_copy_(0, self.where, values).reshape(self.kept.shape)
 
 
 def spread_symbols(symbols: Symbols, kept: Params, places: Mapping[str, Places]) -> Symbols:
@@ -161,20 +190,20 @@ def _gathered(tree: Params, places: Mapping[str, Places]) -> dict[str, Tensor]:
     return {n: places[n].gathered(rows) if n in places else rows for n, rows in tree.items()}
 
 
-def _count(keep: float, rows: Tensor) -> int:
-    return min(rows.shape[1], kept_channels(keep, rows.shape[1]))
-
-
 def _gathered_layout(gathered: Params, layout: MessageLayout) -> MessageLayout:
     """Return how the kept entries would travel on their own."""
-    sizes = {name: rows.shape[1] for name, rows in gathered.items()}
-    tensors = {name: TensorLayout((n,), (n,)) for name, n in sizes.items()}
+    tensors = {name: _vector(rows.shape[1]) for name, rows in gathered.items()}
     return MessageLayout(tensors, layout.dtype, layout.key)
+
+
+@lru_cache(maxsize=256)
+def _vector(entries: int) -> TensorLayout:
+    return TensorLayout((entries,), (entries,))
 
 
 def _without_positions(asked: Tensor, kept: Params, layout: MessageLayout) -> Tensor:
     """Return the sent fraction of what was kept, less its positions; NaN (not asked) stays NaN."""
-    if bool(asked.isnan().all()) or not kept:
+    if not kept or (on_host(asked) and bool(asked.isnan().all())):
         return asked
     alone = Symbols(quantisation_levels={n: v.to(torch.int32) for n, v in kept.items()}, kept=kept)
     positions = packed_bits(alone, layout, SymbolFormat(signs="within")).sum(dim=1).to(asked)

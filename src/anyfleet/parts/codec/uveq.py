@@ -17,6 +17,7 @@ from anyfleet.papers import UVEQFED, Paper
 from anyfleet.parts.codec import lattice
 from anyfleet.parts.codec.bitstream import SymbolFormat
 from anyfleet.parts.codec.quantiser import Quantiser, as_scale, check_scales, whole
+from anyfleet.parts.codec.ranking import group_sums, on_host, tally, where_set
 
 _FINEST, _COARSEST = -20.0, 4.0  # log2 of a step over the root mean square of what is sent
 _FINE = 20.0  # bits for an entry beyond which quantisation levels exceed 32 bits
@@ -39,20 +40,19 @@ class _Blocks(NamedTuple):
     mirrored: Tensor  # [devices, dimension, blocks]
     shift: Tensor
 
+    def take(self, devices: Tensor) -> "_Blocks":
+        """Return those of some devices."""
+        if len(devices) == len(self.shift):
+            return self
+        return _Blocks(*(each.index_select(0, devices) for each in self))
+
     def levels(self, step: Tensor) -> Tensor:
         """Return quantisation levels in a lattice with `step` [devices]; 0 where it is 0."""
         steps = step.to(self.mirrored.dtype)[:, None, None]
         placed = (self.mirrored / steps).add_(self.shift)
-        if not bool((step > 0).all()):
+        if not on_host(step) or not bool((step > 0).all()):
             placed = torch.where(steps > 0, placed, 0.0)
         return whole(lattice.nearest(placed))
-
-
-class _Tried(NamedTuple):
-    """The symbols of a stack at some steps, and the bits for every entry of each device."""
-
-    symbols: Symbols
-    bits: Tensor
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,14 @@ class Uveq(Quantiser):
         most = asked.to(size).clamp(max=_FINE)  # bits for an entry
         blocks = {name: self._blocks(each, name, layout) for name, each in rows.items()}
 
-        def tried(step: Tensor) -> _Tried:
-            symbols = _symbols(rows, blocks, step)
-            return _Tried(symbols, self.bits(symbols, layout).sum(dim=1).to(most) / entries)
+        def tried(devices: Tensor, step: Tensor) -> Tensor:
+            some = {name: each.take(devices) for name, each in blocks.items()}
+            symbols = _symbols(rows, some, step)
+            return self.bits(symbols, layout).sum(dim=1).to(most) / entries
 
-        return _fitted(_guessed(blocks, size, most), as_scale(size * 2**_COARSEST), most, tried)
+        coarsest = as_scale(size * 2**_COARSEST)
+        step = _fitted(_guessed(blocks, size, most), coarsest, most, tried)
+        return _symbols(rows, blocks, step)
 
     def dequantise(self, symbols: Symbols, layout: MessageLayout) -> Params:
         step = symbols.scale(next(iter(layout.tensors), "")).to(layout.dtype)
@@ -151,31 +154,36 @@ def _guessed(blocks: Mapping[str, _Blocks], size: Tensor, most: Tensor) -> Tenso
 
 
 def _fitted(
-    step: Tensor, coarsest: Tensor, most: Tensor, tried: Callable[[Tensor], _Tried]
-) -> Symbols:
-    """Return symbols of at most `most` bits for an entry, from a step that is about right.
+    step: Tensor, coarsest: Tensor, most: Tensor, size: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Return steps of at most `most` bits for an entry, from steps that are about right.
 
-    Where none fit, they have the coarsest step.
+    Where none fit, they are the coarsest. `size` gives the bits for an entry of some devices at
+    some steps. Devices leave the search when they are done; who is left is read once a try.
     """
-    fits, over = coarsest, torch.zeros_like(step)
+    search = torch.stack([step, coarsest, torch.zeros_like(step), coarsest])
+    row, found = torch.arange(len(step), device=step.device), coarsest
     for attempt in range(1, _CHECKS + 1):
-        symbols, bits = tried(step)
-        good = bits <= most
+        step, fits, over, coarse = search.unbind(0)
+        bits, wanted = size(row, step), most.index_select(0, row)
+        good = bits <= wanted
         fits = torch.where(good, fits.minimum(step), fits)
         over = torch.where(good, over, over.maximum(step))
+        found = found.index_copy(0, row, fits)
         # What is settled stays, whoever else is in the stack.
-        done = (good & (bits >= _FULL * most)) | (over >= coarsest)
-        if bool(done.all()):
+        left = where_set(~((good & (bits >= _FULL * wanted)) | (over >= coarse)))
+        if not len(left):
             break
         # Fine lattices lose a bit by every doubling, coarse ones half of their bits.
-        longer, ratio = (bits - most).exp2(), bits / most
+        longer, ratio = (bits - wanted).exp2(), bits / wanted
         # Some are flatter still, so strides grow until there is a step on either side.
         stride = torch.where(good, longer.minimum(ratio), longer.maximum(ratio)) * _SPARE
         guess = step * stride**attempt
         within = (guess > over) & (guess < fits)
         other = torch.where(within, guess, (over.clamp(min=1e-45) * fits).sqrt())
-        step = torch.where(done, step, as_scale(other))
-    return symbols if torch.equal(step, fits) else tried(fits).symbols
+        search = torch.stack([as_scale(other), fits, over, coarse]).index_select(1, left)
+        row = row.index_select(0, left)
+    return found
 
 
 def _root_mean_square(rows: Params, entries: int) -> Tensor:
@@ -187,8 +195,8 @@ def _entropy(levels: Tensor) -> Tensor:
     """Return the bits for a level of every row, as if the levels were independent."""
     # The few levels beyond a bound count as one.
     above = (levels - levels.amin(dim=1, keepdim=True)).clamp(max=_MOST)
-    size = int(above.amax()) + 1
+    size = 1 + (int(above.amax()) if on_host(above) else _MOST)
     row = torch.arange(len(levels), device=levels.device)[:, None] * size
-    counts = torch.bincount((above + row).flatten(), minlength=len(levels) * size)
-    share = counts.reshape(len(levels), size).double() / levels.shape[1]
-    return -(share * share.clamp(min=1e-300).log2()).sum(dim=1)
+    place, counts = tally((above + row).flatten(), len(levels) * size)
+    share = counts.double() / levels.shape[1]
+    return -group_sums(share * share.clamp(min=1e-300).log2(), place // size, len(levels))

@@ -6,15 +6,14 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from anyfleet.arrays import Floats, join
+from anyfleet.arrays import Floats
 from anyfleet.config.number_values import Unbounded
-from anyfleet.core.local_training import local_steps, samples_processed
-from anyfleet.core.messages import SubModelSize
 from anyfleet.core.plans import Plans
 from anyfleet.core.signals import Frequency, Signal
 from anyfleet.core.slots import Plan, State, Wrapper
-from anyfleet.core.time_and_energy import IN_TIME, Effort, transfer_seconds
+from anyfleet.core.time_and_energy import IN_TIME, TrainingAmounts, transfer_seconds
 from anyfleet.core.view import View
+from anyfleet.parts.plan.slice_costs import bits_down_and_up, different_options, efforts
 from anyfleet.parts.plan.widths import WholeModel
 
 
@@ -38,20 +37,15 @@ class JustInTime(Wrapper, Plan):
 
     def __call__(self, plans: Plans, view: View, state: State, key: Tensor) -> Plans:
         plans = self.inner(plans, view, state, key)
-        count = len(plans)
-        if not count:
+        if not len(plans):
             return plans
-        own, sent_fractions = (
-            view.conditions(plans.device),
-            plans.hyperparameters.sent_fraction.tolist(),
-        )
-        largest = [max(plans.options_of(row), key=lambda size: size.widest) for row in range(count)]
-        effort = join([_effort(plans, row, largest[row], view) for row in range(count)])
-        bits = [
-            view.message_bits(size.prefix(view.blueprint), sent_fraction)
-            for size, sent_fraction in zip(largest, sent_fractions, strict=True)
-        ]
-        down, up = (np.array([getattr(each, way) for each in bits]) for way in ("down", "up"))
+        own, given = view.conditions(plans.device), plans.hyperparameters
+        options, index = different_options(plans)
+        largest = [max(sizes, key=lambda size: size.widest) for sizes in options]
+        slices = [size.prefix(view.blueprint) for size in largest]
+        amounts = TrainingAmounts.of(given, view.devices.samples[plans.device])
+        effort = efforts(slices, index, amounts, view)
+        down, up = bits_down_and_up(slices, index, given.sent_fraction, view)
         left = (
             IN_TIME * self.seconds
             - transfer_seconds(down, own.bit_rate_down)
@@ -61,12 +55,3 @@ class JustInTime(Wrapper, Plan):
             needed: Floats = effort.cycles(own) * own.load / left
         frequency = np.where((left > 0) & (needed <= own.fastest), needed, np.nan)
         return plans.with_hyperparameters(frequency=np.maximum(frequency, own.slowest))
-
-
-def _effort(plans: Plans, row: int, size: SubModelSize, view: View) -> Effort:
-    """Return the effort of the device of a row with a sub-model of this size; a batch of one."""
-    own = plans.hyperparameters.take([row])
-    samples, batch = int(view.devices.samples[plans.device[row]]), int(own.batch_size[0])
-    (steps,) = local_steps(own, [samples])
-    processed = samples_processed(steps, samples, batch)
-    return view.training_cost(size.prefix(view.blueprint), batch, processed, steps).effort

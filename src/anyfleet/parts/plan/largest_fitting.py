@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 from torch import Tensor
 
+from anyfleet.arrays import alike
 from anyfleet.core.messages import SubModelSize
 from anyfleet.core.plans import Plans
 from anyfleet.core.slots import Plan, State, Wrapper
@@ -27,19 +29,19 @@ class LargestFitting(Wrapper, Plan):
 
     def __call__(self, plans: Plans, view: View, state: State, key: Tensor) -> Plans:
         plans = self.inner(plans, view, state, key)
-        room = view.conditions(plans.device).memory.tolist()
-        batches = plans.hyperparameters.batch_size.tolist()
-        return plans.with_sizes(
-            [
-                self._largest(plans.size_of(row), room[row], batches[row], view)
-                for row in range(len(plans))
-            ]
-        )
+        room, batches = view.conditions(plans.device).memory, plans.hyperparameters.batch_size
+        found = [SubModelSize()] * len(plans)
+        for rows in alike(plans.size_index, batches):
+            sizes = self._downwards(plans.size_of(int(rows[0])))
+            slices = [size.prefix(view.blueprint) for size in sizes]
+            needs = np.array([view.memory(each, int(batches[rows[0]])) for each in slices])
+            fits = needs[:, None] <= room[rows]
+            largest = np.where(fits.any(axis=0), fits.argmax(axis=0), len(sizes) - 1)
+            for row, number in zip(rows.tolist(), largest.tolist(), strict=True):
+                found[row] = sizes[number]
+        return plans.with_sizes(found)
 
-    def _largest(self, planned: SubModelSize, room: float, batch: int, view: View) -> SubModelSize:
-        """Return the largest size up to the planned one that fits into `room` bytes."""
+    def _downwards(self, planned: SubModelSize) -> list[SubModelSize]:
+        """Return the planned size and all that are narrower, largest first."""
         narrower = sorted((w for w in self.widths if w < planned.width), reverse=True)
-        sizes = [planned, *(replace(planned, width=width) for width in narrower)]
-        needs = (view.memory(size.prefix(view.blueprint), batch) for size in sizes)
-        fitting = (size for size, need in zip(sizes, needs, strict=True) if need <= room)
-        return next(fitting, sizes[-1])
+        return [planned, *(replace(planned, width=width) for width in narrower)]

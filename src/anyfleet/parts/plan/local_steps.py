@@ -2,22 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from anyfleet.arrays import join
-from anyfleet.core.local_training import local_steps
+from anyfleet.arrays import Floats, Ints
 from anyfleet.core.message_size import menu_bits
 from anyfleet.core.plans import Plans
 from anyfleet.core.slots import Plan, State, Wrapper
-from anyfleet.core.time_and_energy import transfer_seconds
+from anyfleet.core.time_and_energy import TrainingAmounts, transfer_seconds
 from anyfleet.core.view import View
 from anyfleet.elastic import Slice
 from anyfleet.papers import FEDPROX, Paper
+from anyfleet.parts.plan.slice_costs import bits_down_and_up, different_options, efforts
 from anyfleet.parts.plan.widths import WholeModel
+
+_MANY = 1 << 31  # epochs: more than any device performs
 
 
 @dataclass(frozen=True)
@@ -46,63 +47,65 @@ class LocalStepsWithin(Wrapper, Plan):
         plans = self.inner(plans, view, state, key)
         if not len(plans):
             return plans
-        # A row for every size that a device may train.
-        options = [plans.options_of(row) for row in range(len(plans))]
-        rows = np.repeat(np.arange(len(plans)), [len(sizes) for sizes in options])
+        options, index = different_options(plans)
+        lengths = np.array([len(sizes) for sizes in options])
         slices = [size.prefix(view.blueprint) for sizes in options for size in sizes]
-        each = iter(self._most(plans.take(rows), slices, view))
-        most = [max(islice(each, len(sizes))) for sizes in options]
-        samples = view.devices.samples[plans.device].tolist()
-        pairs = zip(local_steps(plans.hyperparameters, samples), most, strict=True)
-        return plans.with_hyperparameters(local_steps=[max(1, min(pair)) for pair in pairs])
+        # A row for every size that a device may train.
+        rows = np.repeat(np.arange(len(plans)), lengths[index])
+        starts = np.cumsum(lengths[index]) - lengths[index]
+        offered = np.arange(len(rows)) - starts[rows] + (np.cumsum(lengths) - lengths)[index][rows]
+        most = np.maximum.reduceat(self._most(plans.take(rows), slices, offered, view), starts)
+        own = TrainingAmounts.of(plans.hyperparameters, view.devices.samples[plans.device])
+        return plans.with_hyperparameters(
+            local_steps=np.maximum(1, np.minimum(own.local_steps, most))
+        )
 
-    def _most(self, plans: Plans, slices: Sequence[Slice], view: View) -> list[int]:
-        """Return how many local steps there is time for with each of the slices."""
+    def _most(self, plans: Plans, slices: Sequence[Slice], index: Ints, view: View) -> Ints:
+        """Return how many local steps there is time for, with the slice that each row has."""
         own, given = view.conditions(plans.device), plans.hyperparameters
-        samples, batches = view.devices.samples[plans.device].tolist(), given.batch_size.tolist()
-        bits = [
-            view.message_bits(*pair)
-            for pair in zip(slices, given.sent_fraction.tolist(), strict=True)
-        ]
-        down, up = np.array([(each.down, each.up) for each in bits]).T
+        samples, batches = view.devices.samples[plans.device], given.batch_size
+        down, up = bits_down_and_up(slices, index, given.sent_fraction, view)
         down = down + _menu_bits(plans, view)
         left = self.seconds - (
             transfer_seconds(down, own.bit_rate_down) + transfer_seconds(up, own.bit_rate_up)
         )
 
-        def takes(processed: int, steps: int) -> list[float]:
-            pairs = zip(slices, batches, strict=True)
-            efforts = [view.training_cost(*pair, processed, steps).effort for pair in pairs]
-            seconds: list[float] = join(efforts).seconds(own, given.frequency).tolist()
-            return seconds
+        def takes(processed: int, steps: int) -> Floats:
+            each = np.full(len(index), processed), np.full(len(index), steps)
+            amounts = TrainingAmounts(batches, *each, np.full(len(index), np.nan))
+            return efforts(slices, index, amounts, view).seconds(own, given.frequency)
 
         # Time is linear in both: what one local step takes by itself, and what one sample adds.
-        steps = map(StepSeconds, takes(0, 1), takes(1, 0))
-        return list(map(fitting, left.tolist(), steps, samples, batches))
+        return fitting(left, StepSeconds(takes(0, 1), takes(1, 0)), samples, batches)
 
 
-def _menu_bits(plans: Plans, view: View) -> list[int]:
+def _menu_bits(plans: Plans, view: View) -> Ints:
     """Return the bits of each device's menu, which come down so that it can choose."""
     blueprint = view.blueprint
     bits = [menu_bits([size.prefix(blueprint) for size in menu], blueprint) for menu in plans.menus]
-    return [bits[number] if number >= 0 else 0 for number in plans.menu_index]
+    return np.array([*bits, 0])[plans.menu_index]  # the last one stands for the number -1
 
 
 class StepSeconds(NamedTuple):
     """The seconds that a local step takes by itself, and that each sample adds."""
 
-    per_local_step: float
-    per_sample: float
+    per_local_step: Floats
+    per_sample: Floats
 
 
-def fitting(seconds: float, step: StepSeconds, samples: int, batch: int) -> int:
+def fitting(seconds: Floats, step: StepSeconds, samples: Ints, batch: Ints) -> Ints:
     """Return the most local steps that fit into `seconds`; an epoch's last batch may be short."""
-    if not samples:
-        return 0
     # A billionth more than there is: a budget that fits exactly must not fail by rounding.
-    seconds = max(0.0, seconds) * (1 + 1e-9)
-    per_epoch = -(-samples // batch)
-    epoch = per_epoch * step.per_local_step + samples * step.per_sample
-    epochs = int(seconds / epoch)
-    rest = int((seconds - epochs * epoch) / (step.per_local_step + batch * step.per_sample))
-    return epochs * per_epoch + min(rest, per_epoch - 1)
+    seconds = np.maximum(0.0, seconds) * (1 + 1e-9)
+    some = np.maximum(1, samples)
+    per_epoch = -(-some // batch)
+    epoch = per_epoch * step.per_local_step + some * step.per_sample
+    epochs = _whole_number(seconds / epoch, _MANY)
+    rest = (seconds - epochs * epoch) / (step.per_local_step + batch * step.per_sample)
+    most = epochs * per_epoch + _whole_number(rest, per_epoch - 1)
+    return np.where(samples > 0, most, 0)
+
+
+def _whole_number(values: Floats, most: Ints | int) -> Ints:
+    """Return values without their fractions, up to a limit; 0 for NaN: nothing is known."""
+    return np.nan_to_num(np.minimum(values, most)).astype(np.int64)

@@ -19,6 +19,7 @@ from anyfleet.elastic import WHOLE
 from anyfleet.errors import refuse
 from anyfleet.formulas.fedhq import fedhq_upload_seconds
 from anyfleet.papers import FEDHQ, Paper
+from anyfleet.parts.plan.slice_costs import different_options
 from anyfleet.parts.plan.target_seconds import sample_of
 from anyfleet.parts.plan.widths import WholeModel
 
@@ -99,8 +100,9 @@ class SentFractionByLink(Plan):
     def __call__(self, plans: Plans, view: View, state: _Kept, key: Tensor) -> Plans:
         plans = self.inner(plans, view, state.inner, key)
         bit_rate = view.conditions(plans.device).bit_rate_up
-        options = [plans.options_of(row) for row in range(len(plans))]
-        bits = np.array([max(_bits(size, view) for size in sizes) for sizes in options])
+        options, index = different_options(plans)
+        largest = np.array([max(_bits(size, view) for size in sizes) for sizes in options])
+        bits = largest[index]
         # Seconds may be infinite: a link that is down carries nothing even then.
         carried = np.multiply(
             bit_rate, state.seconds, where=bit_rate > 0, out=np.zeros(len(bit_rate))

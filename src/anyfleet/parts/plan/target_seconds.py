@@ -7,16 +7,16 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from anyfleet.arrays import Floats, Ints, join
-from anyfleet.core.local_training import local_steps, samples_processed
+from anyfleet.arrays import Floats, Ints
 from anyfleet.core.messages import Conditions, Hyperparameters, SubModelSize
 from anyfleet.core.plans import Plans
 from anyfleet.core.signals import Signal, TargetTime
 from anyfleet.core.slots import Plan, State
-from anyfleet.core.time_and_energy import transfer_seconds
+from anyfleet.core.time_and_energy import TrainingAmounts, transfer_seconds
 from anyfleet.core.updates import Updates
 from anyfleet.core.view import View
 from anyfleet.formulas.whale import whale_target_seconds
+from anyfleet.parts.plan.slice_costs import efforts
 from anyfleet.parts.plan.widths import WidthMenu
 
 _ASKED = 1024  # devices that stand for all: no fleet needs more
@@ -75,16 +75,14 @@ def _smallness(size: SubModelSize) -> tuple[float, int]:
 
 def _seconds(size: SubModelSize, given: Hyperparameters, view: View, state: _Kept) -> Floats:
     """Return the seconds that each of the first devices needs for an order of this size."""
-    slice_, batch = size.prefix(view.blueprint), int(given.batch_size[0])
-    efforts = []
-    for samples in view.devices.samples[state.devices].tolist():
-        (steps,) = local_steps(given, [samples])
-        processed = samples_processed(steps, samples, batch)
-        efforts.append(view.training_cost(slice_, batch, processed, steps).effort)
-    frequency = np.full(len(efforts), np.nan)
+    slice_ = size.prefix(view.blueprint)
+    alike = given.take(np.zeros(len(state.devices), dtype=np.int64))
+    amounts = TrainingAmounts.of(alike, view.devices.samples[state.devices])
+    effort = efforts([slice_], np.zeros(len(amounts), dtype=np.int64), amounts, view)
+    frequency = np.full(len(amounts), np.nan)
     down, up, *_ = view.message_bits(slice_, float(given.sent_fraction[0]))
     transfer = transfer_seconds(down, state.first.bit_rate_down) + transfer_seconds(
         up, state.first.bit_rate_up
     )
-    seconds: Floats = join(efforts).seconds(state.first, frequency) + transfer
+    seconds: Floats = effort.seconds(state.first, frequency) + transfer
     return seconds

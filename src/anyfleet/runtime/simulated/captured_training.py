@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from anyfleet.core.local_training import Extent, Inputs, Lift, train, train_with
 from anyfleet.core.padding import unpaddable
@@ -37,15 +37,18 @@ def arithmetic(precision: Precision, device: torch.device) -> Iterator[None]:
     """
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
     before = products.allow_tf32, convolutions.allow_tf32
+    # These settings are the whole process's: threads that train on a CPU leave them alone.
+    changed = precision != "float32" and device.type == "cuda"
     with ExitStack() as stack:
         if precision == "bf16":
             stack.enter_context(torch.autocast(device.type, torch.bfloat16, cache_enabled=False))
-        if precision != "float32":
+        if changed:
             products.allow_tf32 = convolutions.allow_tf32 = True
         try:
             yield
         finally:
-            products.allow_tf32, convolutions.allow_tf32 = before
+            if changed:
+                products.allow_tf32, convolutions.allow_tf32 = before
 
 
 def stack_size(count: int) -> int:
@@ -113,7 +116,9 @@ class CapturedTraining:
         if any(draw is not None for draw in draws):
             # What a cohort draws decides what is calculated: no two rounds are the same graph.
             return None
-        key = (trainer, context, bounds, _layout(inputs))
+        # Field by field: a context is made anew in every round.
+        site = context.blueprint, context.trained, context.norm, context.task, context.width
+        key = trainer, site, bounds, _layout(inputs)
         kind = type(trainer), context.task
         try:
             hash(key)
@@ -161,7 +166,7 @@ class _Graph:
     """A captured training: where it reads, what it runs, and where it leaves its results."""
 
     graph: torch.cuda.CUDAGraph
-    inputs: Inputs
+    places: list[Tensor]  # of what each replay reads; of what devices share, of one device
     result: TrainingResult
     held: int  # bytes
     done: torch.cuda.Event = field(default_factory=torch.cuda.Event)  # it may be used again
@@ -171,16 +176,12 @@ class _Graph:
         stream = torch.cuda.current_stream(inputs.key.device)
         stream.wait_event(self.done)
         count = len(inputs.key) if inputs.key.ndim else None
-        places, values = [], []
-        for place, value in zip(_leaves(self.inputs), _leaves(inputs), strict=True):
-            if _shared(value, count):
-                places.append(place[0])
-                values.append(value[0])
-            else:
-                places.append(place if count is None else place[:count])
-                values.append(value)
-        with torch.no_grad():
-            torch._foreach_copy_(places, values)
+        values = [v[0] if _shared(v, count) else v for v in _leaves(inputs)]
+        places = [
+            place if place.shape == value.shape else place[:count]
+            for place, value in zip(self.places, values, strict=True)
+        ]
+        torch._foreach_copy_(places, values)
         self.graph.replay()
         # A copy, as the next replay writes over it.
         result: TrainingResult = tree_map(
@@ -211,10 +212,13 @@ def _capture(run: Callable[[], TrainingResult], inputs: Inputs) -> "_Graph | str
             result = run()
     except RuntimeError as error:
         torch.cuda.synchronize(device)
-        return str(error).partition("\n")[0].rstrip(".")
+        # The end of a capture that failed fails, too; what came before it says why.
+        return str(error.__context__ or error).partition("\n")[0].rstrip(".")
     finally:
         clear_workspaces()
-    return _Graph(graph, inputs, result, torch.cuda.memory_reserved(device) - before)
+    count = len(inputs.key) if inputs.key.ndim else None
+    places = [place[0] if _shared(place, count) else place for place in _leaves(inputs)]
+    return _Graph(graph, places, result, torch.cuda.memory_reserved(device) - before)
 
 
 class _CompiledSteps:
@@ -254,8 +258,9 @@ class _CompiledSteps:
         try:
             with torch.no_grad():
                 traced, result = traced_step(step, leaves, tree)
-            # A step that reads other constants is another step.
-            key = traced.code, tuple(id(tensor) for tensor in traced.buffers())
+            # A step that reads other constants, or otherwise laid out tensors, is another step.
+            held = tuple(id(tensor) for tensor in traced.buffers())
+            key = traced.code, held, tuple((t.dtype, t.shape, t.stride()) for t in leaves)
             if key not in self._compiled:
                 with torch.autocast(leaves[0].device.type, enabled=False):
                     self._compiled[key] = compiled(traced, leaves)
@@ -318,7 +323,9 @@ def _per_device(inputs: Inputs) -> dict[str, Any]:
 
 
 def _leaves(inputs: Inputs) -> list[Tensor]:
-    return tree_leaves(_per_device(inputs))
+    own = _per_device(inputs)
+    trees = [own.pop(name) for name in ("params", "buffers", "hyperparameters")]
+    return [*(value for tree in trees for value in tree.values()), *own.values()]
 
 
 def _shared(value: Tensor, count: int | None) -> bool:
@@ -329,19 +336,12 @@ def _shared(value: Tensor, count: int | None) -> bool:
 def _layout(inputs: Inputs) -> Hashable:
     """Return what has to be equal for two stacks to be trained by the same graph."""
     count = len(inputs.key) if inputs.key.ndim else None
-    given = _per_device(inputs)
-    leaves, tree = tree_flatten(given)
-    shapes = tuple(
-        (
-            value.dtype,
-            tuple(value.shape if count is None else value.shape[1:]),
-            _shared(value, count),
-        )
-        for value in leaves
-    )
-    samples = () if inputs.rows is None else (_place(inputs.x), _place(inputs.y))
+    skipped = 0 if count is None else 1
+    shapes = tuple((v.dtype, v.shape[skipped:], _shared(v, count)) for v in _leaves(inputs))
+    names = tuple(inputs.params), tuple(inputs.buffers), tuple(inputs.hyperparameters)
+    samples = None if inputs.rows is None else (_place(inputs.x), _place(inputs.y))
     size = None if count is None else stack_size(count)
-    return str(inputs.key.device), size, str(tree), shapes, samples
+    return str(inputs.key.device), size, names, shapes, samples
 
 
 def _place(samples: Tensor) -> Hashable:

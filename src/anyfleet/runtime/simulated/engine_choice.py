@@ -44,6 +44,7 @@ from anyfleet.runtime.simulated.engines import (
     Executor,
     Sequential,
     Stacked,
+    Workers,
     cores,
 )
 from anyfleet.runtime.simulated.simulator import Simulated
@@ -53,12 +54,13 @@ VARIABLE = "ANYFLEET_CACHE"
 SECONDS = 2.0  # that measuring takes at most
 _SHARE = 0.1  # of a run that may be spent on measuring
 _LEAST = 0.1  # seconds: in less, nothing can be measured
-_PASSES = 3  # over the same orders by each engine, at least; the first is to warm up
-_MOST_PASSES = 6  # at most, if there is time left
 _EQUAL = 1.05  # a simpler engine may take this much longer than the fastest
+_PASSES = 3  # over the largest sample, if there is time
 # What a local step takes, roughly, to tell whether a run is worth measuring.
 _SECONDS_PER_CALL, _FLOPS = 1e-5, 1e10
-_SMALL_STACK = 8  # devices: on some machines fewer of them stay in the processor's cache
+# Devices in a stack: few of them stay in the processor's cache, many share what an operator costs.
+_FEW, _MANY = 8, 32
+_LONG_STEP = "a local step takes too long"
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +92,10 @@ class Measurement:
 
 def candidates() -> dict[str, Engine]:
     """Return the engines to choose from on a CPU, by what is written of them; simple ones first."""
-    engines = (Sequential(), Stacked(), Stacked(chunk=_SMALL_STACK))
+    stacks = (Stacked(chunk=_FEW), Stacked(chunk=_MANY))
+    many = cores()
+    together = (*stacks, *(replace(each, workers=many) for each in stacks)) if many > 1 else stacks
+    engines = (Sequential(), *((Workers(),) if many > 1 else ()), *together)
     return {str(engine): engine for engine in engines}
 
 
@@ -117,7 +122,10 @@ def _fastest(measurements: Sequence[Measurement]) -> Choice:
     measured = [each.seconds for each in measurements if each.seconds]
     if not measured:
         reasons = dict.fromkeys(each.why_not for each in measurements)
-        return Choice(Sequential(), "not measured: " + "; ".join(reasons))
+        # Where a single step takes long, nothing is gained but by doing several at a time.
+        side_by_side = _LONG_STEP in reasons and cores() > 1 and torch.get_num_threads() == 1
+        engine = Workers() if side_by_side else Sequential()
+        return Choice(engine, "not measured: " + "; ".join(reasons))
     engines = candidates()
     total = {
         name: sum(each[name] for each in measured)
@@ -171,17 +179,18 @@ def _measured_now(prospect: Prospect, seconds: float) -> Measurement:
     most = min(seconds, _SHARE * _expected(prospect, orders.orders.device.tolist()))
     if most < _LEAST:
         return short
-    clock, one = _Clock(prospect), _shortened(orders, 1, 1)
+    clock, one = _Clock(prospect), _shortened(orders, [0], 1)
     clock.seconds(Sequential(), one)
     step = clock.seconds(Sequential(), one)
     engines = candidates()
-    affordable = int(most / (step * _PASSES * len(engines)))
-    if affordable < 2:
-        return Measurement({}, "a local step takes too long")
-    sample = _shortened(orders, *_sample(len(orders.orders), affordable))
-    found = _fastest_passes(clock, engines, sample, time.perf_counter() + most)
-    share = _steps(orders, prospect.task) / _steps(sample, prospect.task)
-    return Measurement({name: taken * share for name, taken in found.items()})
+    if not _stackable(clock, orders):
+        engines = {name: e for name, e in engines.items() if not isinstance(e, Stacked)}
+    count = min(len(orders.orders), _FEW, int(most / (step * len(_unlike(engines, 2)))))
+    if count < 1 or (count < 2 and len(orders.orders) > 1):
+        return Measurement({}, _LONG_STEP)
+    found = _contest(clock, engines, orders, count, time.perf_counter() + most)
+    steps = _steps(orders, prospect.task)
+    return Measurement({name: seconds * steps for name, seconds in found.items()})
 
 
 def _expected(prospect: Prospect, devices: Sequence[int]) -> float:
@@ -236,17 +245,70 @@ def _first_orders(prospect: Prospect) -> Assignment:
     raise RuntimeError("nobody trains in the first round")
 
 
-def _sample(orders: int, affordable: int) -> tuple[int, int]:
-    """Return how many orders to carry out, and their local steps: rather many orders than steps."""
-    steps = affordable // orders
-    if steps >= 2:
-        return orders, steps
-    return (min(orders, affordable // 2), 2) if affordable >= 4 else (min(orders, affordable), 1)
+def _stackable(clock: "_Clock", orders: Assignment) -> bool:
+    """Return whether devices can be stacked: the trainer of a user may not be made for that."""
+    try:
+        clock.seconds(Stacked(), _shortened(orders, [0, 0], 1))
+    except Exception:  # noqa: BLE001 - whatever it is, the other engines do without it
+        return False
+    return True
 
 
-def _shortened(given: Assignment, count: int, most: int) -> Assignment:
-    """Return the first `count` orders with at most so many local steps each."""
-    rows = np.arange(count)
+def _contest(
+    clock: "_Clock", engines: Mapping[str, Engine], orders: Assignment, count: int, until: float
+) -> dict[str, float]:
+    """Return the seconds of a local step by each engine, from samples of the orders that grow.
+
+    Who falls far behind is not measured again. The others take turns, so that a machine that is
+    busy for a moment is so for all.
+    """
+    task = clock.prospect.task
+    own = max(1, *local_steps(orders.orders.hyperparameters, _samples(orders, task)))
+    found: dict[str, float] = {}
+    left, steps, passes = dict(engines), 1, 0
+    while True:
+        sample = _shortened(orders, list(range(count)), steps)
+        amount, seen = _steps(sample, task), found if passes else {}
+        for alike in _unlike(left, count):
+            seconds = clock.seconds(left[alike[0]], sample) / amount
+            found |= {name: min(seconds, seen.get(name, seconds)) for name in alike}
+        # A small stack shows less than a larger one what it gains.
+        behind = (1.5 if count < _MANY else 1.25) * min(found[name] for name in left)
+        left = {name: engine for name, engine in left.items() if found[name] <= behind}
+        larger = _grown(count, steps, len(orders.orders), own)
+        passes = passes + 1 if larger == (count, steps) else 0
+        count, steps = larger
+        due = count * steps * sum(found[alike[0]] for alike in _unlike(left, count))
+        if passes == _PASSES or time.perf_counter() + due > until:
+            return found
+
+
+def _unlike(engines: Mapping[str, Engine], count: int) -> list[list[str]]:
+    """Return the engines, those together that do the same with so many orders."""
+    alike: dict[Engine, list[str]] = {}
+    for name, engine in engines.items():
+        same = engine
+        if isinstance(engine, Stacked):
+            same = replace(engine, chunk=min(engine.chunk, max(count, _FEW)))
+        alike.setdefault(same, []).append(name)
+    return list(alike.values())
+
+
+def _grown(count: int, steps: int, orders: int, own: int) -> tuple[int, int]:
+    """Return a larger sample: how many orders, and how many of their `own` local steps.
+
+    First come enough orders for stacks to show what they gain, then all steps, so that what an
+    order takes besides counts for no more than it does, then all orders.
+    """
+    if count < min(orders, _MANY):
+        return min(orders, _MANY, 2 * count), steps
+    if steps < own:
+        return count, min(own, 2 * steps)
+    return min(orders, 2 * count), steps
+
+
+def _shortened(given: Assignment, rows: Sequence[int], most: int) -> Assignment:
+    """Return some of the orders, with at most so many local steps each."""
     orders, sent = (_limited(each.take(rows), most) for each in (given.orders, given.sent))
     return Assignment(orders, sent, given.upload_width[rows])
 
@@ -259,8 +321,12 @@ def _limited(orders: Cohort, most: int) -> Cohort:
 
 def _steps(given: Assignment, task: Task) -> int:
     """Return the local steps of all orders together, at least 1."""
-    samples = [task.size(device) for device in given.orders.device.tolist()]
-    return max(1, sum(local_steps(given.orders.hyperparameters, samples)))
+    return max(1, sum(local_steps(given.orders.hyperparameters, _samples(given, task))))
+
+
+def _samples(given: Assignment, task: Task) -> list[int]:
+    """Return the number of samples of each order's device."""
+    return [task.size(device) for device in given.orders.device.tolist()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,30 +344,6 @@ class _Clock:
         began = time.perf_counter()
         self.started[engine].execute(orders, Memories(task))
         return time.perf_counter() - began
-
-
-def _fastest_passes(
-    clock: _Clock, engines: Mapping[str, Engine], orders: Assignment, until: float
-) -> dict[str, float]:
-    """Return the shortest seconds of each engine for the same orders.
-
-    The engines take turns, so that a machine that is busy for a moment is so for all. One that
-    fails is left out: a trainer of a user's own may not be made for stacks.
-    """
-    found: dict[str, list[float]] = {name: [] for name in engines}
-    for turn in range(_MOST_PASSES):
-        began = time.perf_counter()
-        for name in list(found):
-            try:
-                found[name].append(clock.seconds(engines[name], orders))
-            except Exception:
-                if isinstance(engines[name], Sequential):
-                    raise
-                del found[name]
-        now = time.perf_counter()
-        if turn + 1 >= _PASSES and now + (now - began) > until:
-            break
-    return {name: min(taken[1:]) for name, taken in found.items()}
 
 
 # --- what was measured before -------------------------------------------------------------------

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -24,11 +24,10 @@ from anyfleet.core.orders import Cohort, grid
 from anyfleet.core.padding import unpaddable
 from anyfleet.core.stacks import Replies, Stack
 from anyfleet.errors import AnyfleetWarning, BadMessage
+from anyfleet.runtime.simulated.captured_training import CapturedTraining, Precision
 from anyfleet.runtime.simulated.stacking import stacks
 from anyfleet.wire import cut_message, decode_order, encode_order, encode_reply, misfits
 from anyfleet.wire.inbox import Inbox
-
-Precision = Literal["float32", "tf32", "bf16"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -307,6 +306,7 @@ class _Stacks:
         self._device = next(iter(task.params.values())).device
         self._pool = _pool(engine.workers, 1) if engine.workers > 1 else None
         self._streams: list[torch.cuda.Stream] = []
+        self._runner = CapturedTraining(engine.precision, compile=engine.compile)
         self._chunk = engine.chunk
         reason = unpaddable(task)
         if reason:
@@ -338,7 +338,11 @@ class _Stacks:
                 torch.cuda.current_stream(self._device).wait_stream(stream)
             return [collect(each, memories) for each in launched]
         run = self._pool.map if self._pool else map
-        return list(run(lambda cohort: carry_out(cohort, memories, self._task), cohorts))
+
+        def trained(cohort: Cohort) -> Finished:
+            return carry_out(cohort, memories, self._task, self._runner)
+
+        return list(run(trained, cohorts))
 
     def _launched(self, number: int, cohort: Cohort, memories: Memories) -> Launched:
         """Launch a stack on a stream of its own: small ones leave an accelerator idle."""
@@ -347,4 +351,4 @@ class _Stacks:
         stream = self._streams[number]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
-            return launch(cohort, memories, self._task)
+            return launch(cohort, memories, self._task, self._runner)

@@ -12,7 +12,7 @@ from anyfleet.core.device_state import DeviceState
 from anyfleet.core.events import Events, Failures
 from anyfleet.core.limits import Limits
 from anyfleet.core.memories import Memories, Remembered
-from anyfleet.core.messages import Charges, Conditions, Devices, Kind
+from anyfleet.core.messages import Charges, Conditions, Devices, Kind, no_charges
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
 from anyfleet.runtime.simulated.batteries import Batteries
@@ -102,7 +102,8 @@ class Simulated:
         choosers = [self._memories.chooser(device) for device in orders.device.tolist()]
         counting = self._world.declared.counting
         own = self._true_conditions(orders.device, self._active(orders.device))
-        self._choices = OrderChoices(orders.id, decide(orders, own, choosers, self._task, counting))
+        made = OrderChoices(orders.id, decide(orders, own, choosers, self._task, counting))
+        self._choices = made if self._choices is None else join([self._choices, made])
 
     def _true_conditions(self, devices: Ints, active: Ints) -> Conditions:
         """Return the true conditions of devices while `active` devices use their bands."""
@@ -195,16 +196,26 @@ class Simulated:
 
     def cancel(self, orders: Ints, reason: str) -> Failures:
         """Close orders now, and return them as failures."""
-        if self._under_way is None:
-            raise KeyError(f"no order is under way, and none of {orders.tolist()}")
-        order = np.argsort(self._under_way.id)
-        place = np.searchsorted(self._under_way.id, orders, sorter=order)
-        rows = order[np.minimum(place, len(order) - 1)]
-        if (self._under_way.id[rows] != orders).any():
-            raise KeyError(f"not all of the orders {orders.tolist()} are under way")
-        closed = self._close(self._under_way, rows)
-        spent = self._charge(closed, self.now() - closed.began, self.now())
+        offered = np.zeros(len(orders), dtype=bool)
+        if self._choices is not None:
+            offered = np.isin(orders, self._choices.order)
+            left = ~np.isin(self._choices.order, orders)
+            self._choices = self._choices.take(left) if left.any() else None
+        # Nothing was spent on what devices have only chosen from.
+        spent = no_charges(orders, self.now())
+        if not offered.all():
+            spent = spent.put(np.flatnonzero(~offered), self._cancelled(orders[~offered]))
         return Failures(orders, (reason,) * len(orders), spent)
+
+    def _cancelled(self, orders: Ints) -> Charges:
+        """Close orders under way now, and return their charges."""
+        table = self._under_way
+        known = np.empty(0, dtype=np.int64) if table is None else table.id
+        if table is None or not np.isin(orders, known).all():
+            raise KeyError(f"not all of the orders {orders.tolist()} are under way")
+        sorter = np.argsort(known)
+        closed = self._close(table, sorter[np.searchsorted(known, orders, sorter=sorter)])
+        return self._charge(closed, self.now() - closed.began, self.now())
 
     def save(self) -> SimulatedState:
         """Return the state for a checkpoint."""
@@ -212,6 +223,7 @@ class Simulated:
             self._clock,
             self._round_index,
             self._under_way,
+            self._choices,
             self._memories.save(),
             self._remembered,
             self._batteries.save(),
@@ -221,7 +233,8 @@ class Simulated:
     def restore(self, saved: SimulatedState) -> None:
         """Go back to the state that `save` returned."""
         self._clock, self._round_index = saved.clock, saved.round_index
-        self._under_way, self._remembered = saved.under_way, saved.remembered
+        self._under_way, self._choices = saved.under_way, saved.choices
+        self._remembered = saved.remembered
         self._memories.restore(saved.memories)
         self._batteries.restore(saved.batteries)
         self._losses = saved.losses.copy()

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from anyfleet.arrays import Ints, alike, distinct
-from anyfleet.core.local_training import local_steps, samples_processed
+from anyfleet.core.local_training import local_steps, samples_processed, sizes_of
 from anyfleet.core.method import Job
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
@@ -32,7 +32,7 @@ def stacks(orders: Cohort, task: Task, chunk: int = 0, least: int = 1) -> list[I
     orders, so that as many workers have something to do.
     """
     found = []
-    samples = np.array([task.size(device) for device in orders.device.tolist()])
+    samples = sizes_of(task)[orders.device]
     steps = np.array(local_steps(orders.hyperparameters, samples.tolist()))
     for alike_rows in shapes(orders, task):
         for rows in buckets(steps[alike_rows]):

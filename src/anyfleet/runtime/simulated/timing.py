@@ -183,8 +183,8 @@ def _transfer(
         unknown = np.flatnonzero(np.isnan(rate))
         if len(unknown):
             asked = rows[unknown]
-            rates = world.bit_rates(devices[asked], moments.take(unknown), active[asked])
-            rate[unknown] = rates.of(way)
+            then = moments.take(unknown)
+            rate[unknown] = world.bit_rate(way, devices[asked], then, active[asked])
         return transfer_cost(bits[rows], rate, watts[rows])
 
     return follow(start, cost, lambda rows, moments: world.bit_rates_until(devices[rows], moments))
@@ -209,9 +209,10 @@ def _compute(
         mine, changed = own.take(rows), np.flatnonzero(moments.now >= still[rows])
         if len(changed):
             found = world.compute_conditions(devices[rows[changed]], moments.take(changed))
-            columns = {name: getattr(mine, name) for name in found}
+            columns = {name: getattr(mine, name).copy() for name in found}
             for name, values in found.items():
                 columns[name][changed] = values
+            mine = replace(mine, **columns)
         part, asked = effort.take(rows), frequency[rows]
         return SteadyCost(part.seconds(mine, asked), part.joules(mine, asked))
 

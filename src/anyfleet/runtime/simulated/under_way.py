@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anyfleet.arrays import Arrays, Flags, Floats, Ints, listed
+from anyfleet.core.check_in import OrderChoices
 from anyfleet.core.memories import Remembered, SavedMemories
 from anyfleet.core.messages import Charges
 from anyfleet.core.orders import Cohort
@@ -88,11 +89,13 @@ class UnderWay(Arrays):
 
 def _progress(phases: Phases, start: Floats, elapsed: Floats) -> Progress:
     """Return how far phases are so many seconds into their orders; they begin after `start`."""
+    over = elapsed >= (start + phases.seconds) * (1 - ROUNDING)
+    ends = phases.seconds, np.ones(len(phases)), phases.joules
+    if over.all():
+        return Progress(*ends)
     with np.errstate(invalid="ignore"):
-        over = elapsed >= (start + phases.seconds) * (1 - ROUNDING)
         found = phases.progress_at(elapsed - start)
     begun = elapsed > start
-    ends = phases.seconds, np.ones(len(phases)), phases.joules
     pairs = zip(ends, found, strict=True)
     return Progress(*(np.where(over, end, np.where(begun, now, 0.0)) for end, now in pairs))
 
@@ -104,6 +107,7 @@ class SimulatedState:
     clock: Clock
     round_index: int
     under_way: UnderWay | None  # None: no order is
+    choices: OrderChoices | None  # made and not yet told
     memories: SavedMemories
     remembered: Remembered | None  # what devices keep once their training has ended
     batteries: tuple[Floats, Floats]

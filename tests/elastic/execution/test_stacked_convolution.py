@@ -1,0 +1,96 @@
+"""Convolutions of a stack on a CPU, against those that torch maps; tests/gpu has the kernels."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import grad, vjp, vmap
+from torch.profiler import ProfilerActivity, profile
+
+from anyfleet.elastic.execution.stacked_convolution import convolution, fits
+
+# Inputs, outputs, size of the filter, padding, stride, pixels.
+SHAPES = [(3, 4, 3, 0, 1, 7), (1, 5, 5, 2, 1, 6), (3, 2, 3, 1, 2, 7), (2, 3, 1, 0, 3, 7)]
+Convolution = Callable[..., Tensor]
+
+
+def values(shape: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    inputs, outputs, size, _, _, pixels = shape
+    made = torch.Generator().manual_seed(1)
+    sizes = (3, 4, inputs, pixels, pixels), (3, outputs, inputs, size, size), (3, outputs)
+    x, weight, bias = (torch.randn(s, generator=made, dtype=torch.float64) for s in sizes)
+    return x, weight, bias
+
+
+def passes(run: Convolution, shift: tuple[int, int], *given: Tensor) -> tuple[Tensor, ...]:
+    """Return output and gradients of one device, and second derivatives."""
+    x, weight, _ = given
+    passed: tuple[Any, ...] = vjp(lambda *values: run(*values, *shift), *given)
+    out, back = passed
+
+    def steepness(w: Tensor, x: Tensor) -> Tensor:
+        found: tuple[Tensor, Tensor] = grad(
+            lambda w, x: run(x, w, None, *shift).sin().sum(), argnums=(0, 1)
+        )(w, x)
+        return found[0].square().sum() + found[1].square().sum()
+
+    return out, *back(out.cos()), *grad(steepness, argnums=(0, 1))(weight, x)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_stacked_convolution_is_that_which_torch_maps(shape: tuple[int, ...]) -> None:
+    shift = shape[4], shape[3]
+    given = values(shape)
+    found = vmap(lambda *one: passes(convolution, shift, *one))(*given)
+    exact = vmap(lambda *one: passes(torch.conv2d, shift, *one))(*given)
+    for own, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-11)
+
+
+def test_what_devices_share_is_repeated() -> None:
+    x, weight, bias = values(SHAPES[0])
+    found = vmap(convolution, in_dims=(None, 0, None, None, None))(x[0], weight, bias[0], 1, 0)
+    for row, own in enumerate(found):
+        torch.testing.assert_close(own, torch.conv2d(x[0], weight[row], bias[0]))
+
+
+def test_samples_that_nobody_differentiates_get_no_gradient() -> None:
+    x, weight, bias = values(SHAPES[0])
+
+    def backward_passes(*differentiated: int) -> int:
+        def loss(w: Tensor, x: Tensor, b: Tensor) -> Tensor:
+            return convolution(x, w, b, 1, 0).sum()
+
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            vmap(grad(loss, argnums=differentiated))(weight, x, bias)
+        names = [event.name for event in seen.events() or ()]
+        return names.count("aten::convolution_backward")
+
+    assert backward_passes(0) == len(x)
+    assert backward_passes(0, 1) == 2 * len(x)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "size", "stride", "padding", "further", "expected"),
+    [
+        (3, (3, 3), [1, 1], [0, 0], False, True),
+        (8, (3, 3), [1, 1], [0, 0], False, False),
+        (3, (3, 5), [1, 1], [0, 0], False, False),
+        (3, (3, 3), [1, 2], [0, 0], False, False),
+        (3, (3, 3), [1, 1], [0, 1], False, False),
+        (3, (3, 3), [1, 1], [3, 3], False, False),
+        (3, (3, 3), [1, 1], [0, 0], True, False),
+    ],
+)
+def test_only_simple_convolutions_of_few_channels_have_a_form_of_their_own(
+    inputs: int,
+    size: tuple[int, int],
+    stride: list[int],
+    padding: list[int],
+    further: bool,
+    expected: bool,
+) -> None:
+    x, weight = torch.zeros(2, inputs, 9, 9), torch.zeros(4, inputs, *size)
+    assert fits(x, weight, stride, padding, further) is expected
