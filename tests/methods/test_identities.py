@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import TypedDict, cast
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -125,8 +126,9 @@ def test_the_steps_that_fit_are_the_most_that_fit(
     def needed(steps: int) -> int:
         return steps * step + samples_processed(steps, samples, batch)
 
-    found = fitting(float(budget), StepSeconds(float(step), 1.0), samples, batch)
-    assert needed(found) <= budget < needed(found + 1)
+    costs = StepSeconds(np.array([float(step)]), np.ones(1))
+    (found,) = fitting(np.array([float(budget)]), costs, np.array([samples]), np.array([batch]))
+    assert needed(int(found)) <= budget < needed(int(found) + 1)
 
 
 def test_what_a_device_chooses_meets_an_equal_deadline() -> None:
