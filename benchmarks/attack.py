@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from anyfleet.arrays import join
-from anyfleet.core.memories import Memories
+from anyfleet.core.device_states import DeviceStates
 from anyfleet.core.messages import Params
 from anyfleet.core.objectives import Task
 from anyfleet.core.slots import Aggregate
@@ -112,8 +112,8 @@ class Attacking:
     inner: Executor
     engine: Attacked
 
-    def execute(self, given: Assignment, memories: Memories) -> Executed:
-        done = self.inner.execute(given, memories)
+    def execute(self, given: Assignment, states: DeviceStates) -> Executed:
+        done = self.inner.execute(given, states)
         return replace(done, replies=join([self.engine.sent(r) for r in done.replies.rows()]))
 
 

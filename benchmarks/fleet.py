@@ -33,7 +33,7 @@ import numpy as np
 import torch
 
 from anyfleet import world as worlds
-from anyfleet.core.memories import Remembered
+from anyfleet.core.device_states import Remembered
 from anyfleet.core.orders import Cohort
 from anyfleet.core.server import Server
 from anyfleet.core.signals import HeldResults, Signal
@@ -140,7 +140,7 @@ class Idle(Engine):
     def start(self, task: object, limits: object) -> "Idle":
         return self
 
-    def execute(self, given: Assignment, memories: object) -> Executed:
+    def execute(self, given: Assignment, states: object) -> Executed:
         orders, count = given.orders, len(given.orders)
         replies = Replies(
             order=orders.id,

@@ -74,10 +74,8 @@ class Arrays:
         """Return every row as a struct of one row; much cheaper than `take` row by row."""
         count = len(self)
         values = (
-            [getattr(self, f.name)] * count
-            if _INDEX in f.metadata
-            else _split(getattr(self, f.name), count)
-            for f in fields(self)
+            [getattr(self, name)] * count if is_listed else _split(getattr(self, name), count)
+            for name, is_listed in _names(type(self))
         )
         return [type(self)(*row) for row in zip(*values, strict=True)]
 

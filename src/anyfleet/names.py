@@ -80,7 +80,7 @@ STATES = (
     "anyfleet.core.events",
     "anyfleet.core.layout",
     "anyfleet.core.ledger",
-    "anyfleet.core.memories",
+    "anyfleet.core.device_states",
     "anyfleet.core.messages",
     "anyfleet.core.method",
     "anyfleet.core.orders",

@@ -11,8 +11,8 @@ from anyfleet.arrays import join
 from anyfleet.core.client import begin, work
 from anyfleet.core.delivery import columns_of
 from anyfleet.core.device_state import DeviceState
+from anyfleet.core.device_states import OWN, DeviceStates
 from anyfleet.core.layout import dense
-from anyfleet.core.memories import OWN, Memories
 from anyfleet.core.messages import Params, no_charges
 from anyfleet.core.method import Method
 from anyfleet.core.orders import Cohort, IssuedOrders, grid, uplink
@@ -68,7 +68,7 @@ def expected(order: Cohort, width: float) -> float:
 
 def started(order: Cohort, state: DeviceState) -> tuple[Params, Params]:
     """Return the parameters and buffers with which a device in this state begins."""
-    memories = Memories(TASK)
+    memories = DeviceStates(TASK)
     memories.adopt(int(order.device[0]), state)
     params, buffers = begin(order, memories, TASK)
     return {n: v[0] for n, v in params.items()}, {n: v[0] for n, v in buffers.items()}

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from anyfleet.core.device_states import DeviceStates
 from anyfleet.core.loop import Round, run
-from anyfleet.core.memories import Memories
 from anyfleet.core.messages import Aggregated, Params
 from anyfleet.core.method import Method
 from anyfleet.core.screening import (
@@ -84,7 +84,7 @@ class Spoiling(Changed):
     spoil: Spoil = field(kw_only=True)
     devices: tuple[int, ...] = (BAD,)
 
-    def done(self, given: Assignment, memories: Memories, executed: Executed) -> Executed:
+    def done(self, given: Assignment, memories: DeviceStates, executed: Executed) -> Executed:
         return spoilt(executed, lambda r: self.spoil(r) if int(r.device[0]) in self.devices else r)
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.core.client import work
 from anyfleet.core.device_state import DeviceState
+from anyfleet.core.device_states import SENT, DeviceStates
 from anyfleet.core.loop import Round, run
-from anyfleet.core.memories import SENT, Memories
 from anyfleet.core.messages import Aggregated, Kind, Params
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
@@ -62,10 +62,10 @@ class Watching(Changed):
 
     log: list[Watched] = field(default_factory=list)
 
-    def done(self, given: Assignment, memories: Memories, executed: Executed) -> Executed:
+    def done(self, given: Assignment, memories: DeviceStates, executed: Executed) -> Executed:
         rows = zip(given.orders.rows(), executed.remembered.rows(), strict=True)
         for order, remembered in rows:
-            before, after = memories.state(int(order.device[0])), Memories(TASK)
+            before, after = memories.state(int(order.device[0])), DeviceStates(TASK)
             after.adopt(int(order.device[0]), before)
             after.commit(remembered)
             self.log.append(Watched(order, before, after.state(int(order.device[0]))))
@@ -214,9 +214,9 @@ def residual_of(state: DeviceState, name: str, acknowledged: int) -> dict[str, T
     return {**unacknowledged, **left, **both}
 
 
-def remembering(state: DeviceState) -> Memories:
+def remembering(state: DeviceState) -> DeviceStates:
     """The memories of a fleet in which device 0 is in this state."""
-    memories = Memories(TASK)
+    memories = DeviceStates(TASK)
     memories.adopt(0, state)
     return memories
 
@@ -289,7 +289,7 @@ def test_only_what_was_not_acknowledged_is_sent_again() -> None:
     sent = after.replies.trees_of(0)["delta"]
     assert memory.last_sent_order == first.id[0]
     assert small.identical(memory.tensors[SENT], sent)
-    left, memories = memory.tensors[SLOT], Memories(task)
+    left, memories = memory.tensors[SLOT], DeviceStates(task)
     memories.adopt(3, memory)
     told, untold = (
         memories.residual(replace(first, acknowledged=np.array([order])), tuple(left))

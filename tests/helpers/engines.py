@@ -7,8 +7,8 @@ import numpy as np
 
 from anyfleet.arrays import join
 from anyfleet.core.delivery import cut_orders, cut_replies
+from anyfleet.core.device_states import DeviceStates
 from anyfleet.core.limits import Limits
-from anyfleet.core.memories import Memories
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
 from anyfleet.core.stacks import Replies
@@ -30,7 +30,7 @@ class Changed(Engine):
         """Return the orders that reach the engine."""
         return given
 
-    def done(self, given: Assignment, memories: Memories, executed: Executed) -> Executed:
+    def done(self, given: Assignment, states: DeviceStates, executed: Executed) -> Executed:
         """Return what reaches the runtime."""
         return executed
 
@@ -41,9 +41,9 @@ class Between:
     def __init__(self, inner: Executor, engine: Changed) -> None:
         self._inner, self._engine = inner, engine
 
-    def execute(self, given: Assignment, memories: Memories) -> Executed:
+    def execute(self, given: Assignment, states: DeviceStates) -> Executed:
         given = self._engine.given(given)
-        return self._engine.done(given, memories, self._inner.execute(given, memories))
+        return self._engine.done(given, states, self._inner.execute(given, states))
 
 
 def spoilt(executed: Executed, spoil: Callable[[Replies], Replies | None]) -> Executed:

@@ -16,7 +16,7 @@ VERBS = set(
     Count Cut Divide Draw Drop Enter Find Fix Forget Freeze Give Go Hash Hold Import Insert
     Issue Judge Keep Let List Make Mark Match Measure Move Name Normalise Note Notice Open Pass
     Plan Play Pool Print Put Raise Read Record Reduce Refuse Release Remove Reorder Replace
-    Resume Return Revoke Run Save Say Schedule Send Set Show Silence Spread Start Take Trace
+    Resume Return Revoke Run Save Say Send Set Show Silence Spread Start Take Trace
     Train Turn Visit Wait Watch Write Yield
     """.split()  # noqa: SIM905 - a word a line would be a long page
 )

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from anyfleet.core.device_states import DeviceStates
 from anyfleet.core.loop import Round, run
-from anyfleet.core.memories import Memories
 from anyfleet.core.method import Method
 from anyfleet.core.stacks import Replies
 from anyfleet.methods import fedavg, heterofl
@@ -37,7 +37,7 @@ class Losing(Changed):
 
     devices: tuple[int, ...] = BAD
 
-    def done(self, given: Assignment, memories: Memories, executed: Executed) -> Executed:
+    def done(self, given: Assignment, memories: DeviceStates, executed: Executed) -> Executed:
         return spoilt(executed, lambda r: None if int(r.device[0]) in self.devices else r)
 
 
@@ -254,7 +254,7 @@ def test_an_order_that_its_device_refuses_is_lost_and_the_round_goes_on() -> Non
 class Diverging(Changed):
     """Training goes wrong on some devices."""
 
-    def done(self, given: Assignment, memories: Memories, executed: Executed) -> Executed:
+    def done(self, given: Assignment, memories: DeviceStates, executed: Executed) -> Executed:
         return spoilt(executed, lambda r: _diverged(r) if int(r.device[0]) in BAD else r)
 
 

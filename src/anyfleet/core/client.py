@@ -13,6 +13,7 @@ from torch import Tensor
 
 from anyfleet.arrays import Floats, Ints, alike, join
 from anyfleet.core.device_state import DeviceState
+from anyfleet.core.device_states import DeviceStates, Keepsakes, Remembered
 from anyfleet.core.evaluation import calibrate, measure
 from anyfleet.core.layout import dense
 from anyfleet.core.local_training import (
@@ -25,13 +26,12 @@ from anyfleet.core.local_training import (
     train,
     training_context,
 )
-from anyfleet.core.memories import Keepsakes, Memories, Remembered
 from anyfleet.core.message_size import requested, stack_extra_bits, stacked_mask_bits
 from anyfleet.core.messages import Kind, Params, Report, Trees
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
 from anyfleet.core.padding import unpaddable
-from anyfleet.core.reports import learned, learns, numbers, reported
+from anyfleet.core.reports import learned, learns, on_host, reported
 from anyfleet.core.residuals import compress_updates
 from anyfleet.core.return_checks import Caller, countable, trained
 from anyfleet.core.slots import Compressed, TrainingContext, TrainingResult
@@ -76,25 +76,25 @@ class Launched:
 
 def work(cohort: Cohort, states: tuple[DeviceState, ...], task: Task) -> Completed:
     """Return the replies to orders of one kind and one shape, and the states of their devices."""
-    memories, devices = Memories(task), cohort.device.tolist()
+    kept, devices = DeviceStates(task), cohort.device.tolist()
     for device, state in zip(devices, states, strict=True):
-        memories.adopt(device, state)
-    done = carry_out(cohort, memories, task)
-    memories.commit(done.remembered)
-    return Completed(done.replies, tuple(memories.state(device) for device in devices))
+        kept.adopt(device, state)
+    done = carry_out(cohort, kept, task)
+    kept.commit(done.remembered)
+    return Completed(done.replies, tuple(kept.state(device) for device in devices))
 
 
-def carry_out(cohort: Cohort, memories: Memories, task: Task, runner: Runner = train) -> Finished:
+def carry_out(cohort: Cohort, states: DeviceStates, task: Task, runner: Runner = train) -> Finished:
     """Return the replies to orders of one kind and one shape, and what their devices keep."""
     if len(cohort) > 1 and cohort.kind in TRAINING and unpaddable(task):
         # Samples that see each other cannot be padded to the largest device of a stack.
-        alone = [carry_out(order, memories, task, runner) for order in cohort.rows()]
+        alone = [carry_out(order, states, task, runner) for order in cohort.rows()]
         return Finished(join([a.replies for a in alone]), join([a.remembered for a in alone]))
     if cohort.kind in TRAINING:
-        return collect(launch(cohort, memories, task, runner), memories)
+        return collect(launch(cohort, states, task, runner), states)
     fetched = cohort.kind == Kind.FETCH
     replies = [
-        _fetched(order, memories) if fetched else _answered(order, memories, task)
+        _fetched(order, states) if fetched else _answered(order, states, task)
         for order in cohort.rows()
     ]
     return Finished(join(replies), Remembered.of(cohort, fetched=fetched))
@@ -103,19 +103,19 @@ def carry_out(cohort: Cohort, memories: Memories, task: Task, runner: Runner = t
 # --- orders that do not train -------------------------------------------------------------------
 
 
-def _fetched(order: Cohort, memories: Memories) -> Replies:
+def _fetched(order: Cohort, states: DeviceStates) -> Replies:
     """Return the result that a device holds, or the news that there is none."""
-    held = memories.held(int(order.device[0]))
+    held = states.held(int(order.device[0]))
     if held is None or held.order[0] != order.held_order[0]:
         return _reply(order, {}, {"missing": 1.0}, 0)
     return replace(held, order=order.id)
 
 
-def _answered(order: Cohort, memories: Memories, task: Task) -> Replies:
+def _answered(order: Cohort, states: DeviceStates, task: Task) -> Replies:
     """Return what a device measures without training."""
     device, job = int(order.device[0]), order.job
     local = task.blueprint.local(order.slice_of(0))
-    params, buffers = map(_alone, begin(order, memories, task))
+    params, buffers = map(_alone, begin(order, states, task))
     data, own = task.data(device), task.own_test(device)
     if order.kind == Kind.STATISTICS:
         found = calibrate(local, params, buffers, data)
@@ -153,18 +153,18 @@ def _replies(cohort: Cohort, stack: Stack, samples: Ints, bits: Floats) -> Repli
 
 
 def begin(
-    cohort: Cohort, memories: Memories, task: Task
+    cohort: Cohort, states: DeviceStates, task: Task
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the parameters and buffers to start from, [devices, …].
 
     They are what came over the link, and else what the device has. What all devices have alike is
     one tensor, which is expanded.
     """
-    columns = (cohort.slice_index, cohort.download_index, cohort.delivered_width)
-    groups = alike(*columns)
-    parts = [_begin_alike(cohort.take(rows), memories, task) for rows in groups]
-    tree = parts[0]
-    if len(parts) > 1:
+    groups = alike(cohort.slice_index, cohort.download_index, cohort.delivered_width)
+    if len(groups) == 1:
+        tree = _begin_alike(cohort, states, task)
+    else:
+        parts = [_begin_alike(cohort.take(rows), states, task) for rows in groups]
         order = torch.from_numpy(np.argsort(np.concatenate(groups)))
         tree = {
             name: _in_order(torch.cat([part[name] for part in parts]), order) for name in parts[0]
@@ -174,7 +174,7 @@ def begin(
     return params, {name: tree[name] for name in blueprint.buffers}
 
 
-def _begin_alike(cohort: Cohort, memories: Memories, task: Task) -> dict[str, Tensor]:
+def _begin_alike(cohort: Cohort, states: DeviceStates, task: Task) -> dict[str, Tensor]:
     """Return the tensors to start from, of devices that were sent the same and received as much."""
     blueprint, slice_, count = task.blueprint, cohort.slice_of(0), len(cohort)
     trees, width = cohort.trees_of(0), float(cohort.delivered_width[0])
@@ -183,7 +183,7 @@ def _begin_alike(cohort: Cohort, memories: Memories, task: Task) -> dict[str, Te
     initial = {**task.params, **task.buffers}
     # What came whole need not be cut from the device's own: it would be a second model in memory.
     kept = [name for name in initial if padded or name not in received]
-    own = {name: memories.own(name, cohort.device) for name in kept}
+    own = {name: states.own(name, cohort.device) for name in kept}
     theirs = {name: value for name, value in own.items() if value is not None}
     # Until a device has trained, its own is the model that every device was installed with.
     installed = dense({n: initial[n] for n in kept if n not in theirs}, slice_, blueprint)
@@ -213,14 +213,14 @@ def _alone(tree: Params) -> dict[str, Tensor]:
 # --- training -----------------------------------------------------------------------------------
 
 
-def launch(cohort: Cohort, memories: Memories, task: Task, runner: Runner = train) -> Launched:
+def launch(cohort: Cohort, states: DeviceStates, task: Task, runner: Runner = train) -> Launched:
     """Train devices with orders of equal shape, and compress their updates.
 
     Nothing here waits for an accelerator; `collect` does.
     """
     job = cohort.job
     context = training_context(task, job.norm, cohort.slice_of(0), float(cohort.width[0]))
-    params, buffers = begin(cohort, memories, task)
+    params, buffers = begin(cohort, states, task)
     with during("task", task):
         samples = sizes_of(task)[cohort.device]
         inputs = _inputs(cohort, params, buffers, samples, task)
@@ -242,7 +242,7 @@ def launch(cohort: Cohort, memories: Memories, task: Task, runner: Runner = trai
     needed = job.send == "delta" or _NORM in job.report
     change = {name: value - params[name] for name, value in update.items()} if needed else {}
     sent = change if job.send == "delta" else update
-    compressed = compress_updates(cohort, memories, sent, result.mask, task)
+    compressed = compress_updates(cohort, states, sent, result.mask, task)
     return Launched(cohort, context, result, change, compressed, samples)
 
 
@@ -272,7 +272,7 @@ def _stacked(labels: list[Tensor]) -> Tensor:
     return _expanded(labels[0], len(labels)) if alike else torch.stack(labels)
 
 
-def collect(launched: Launched, memories: Memories) -> Finished:
+def collect(launched: Launched, states: DeviceStates) -> Finished:
     """Return the replies of devices that were trained together, and what they keep."""
     cohort, result, compressed = launched.cohort, launched.result, launched.compressed
     job, found = cohort.job, _numbers(launched)
@@ -300,7 +300,7 @@ def collect(launched: Launched, memories: Memories) -> Finished:
         extra = stack_extra_bits(stack, found[_MASKS], cohort)
         replies = replace(replies, bits=found[_MODEL] + extra)
     measured = {name: found[name] for name, value in result.report.items() if value.ndim == 1}
-    chooser = learned(cohort, memories, launched.context, measured) if learns(job.choose) else ()
+    chooser = learned(cohort, states, launched.context, measured) if learns(job.choose) else ()
     kept = _keepsakes(launched)
     return Finished(replies, Remembered.of(cohort, stack=kept, chooser=chooser, held=held))
 
@@ -318,7 +318,7 @@ def _numbers(launched: Launched) -> dict[str, Floats]:
         _MASKS: stacked_mask_bits(mask) if mask else zeros.to(compressed.bits.device),
         _DISTORTION: compressed.distortion,
     }
-    return numbers(columns | ({_NORM: _norms(launched.change)} if _NORM in job.report else {}))
+    return on_host(columns | ({_NORM: _norms(launched.change)} if _NORM in job.report else {}))
 
 
 def _norms(change: Params) -> Tensor:

@@ -36,6 +36,9 @@ def compress(
         some, left = ({name: each[rows] for name, each in full.items()} for full in (tree, state))
         mine = replace(layout, key=layout.key[rows])
         found = _compressed(some, left, sent_fraction[rows], mine, caller)
+        if not begin and _handed_on(found, some):
+            # Nothing is made of the rows, so there is nothing to save memory on.
+            return _compressed(tree, state, sent_fraction, layout, caller)
         for field, part in _trees(found).items():
             # What is not named was kept whole.
             whole = int(field.startswith("kept"))
@@ -68,6 +71,21 @@ def _compressed(
         kept=layout.unflattened(found.kept),
         state=layout.unflattened(found.state),
     )
+
+
+def _handed_on(found: Compressed, tree: Params) -> bool:
+    """Return whether a codec hands on what it was given, without a copy of anything."""
+    made = {**found.symbols.quantisation_levels, **found.kept, **found.state}
+    pairs = (
+        (each.get(name), value)
+        for name, value in tree.items()
+        for each in (found.received, found.symbols.numbers)
+    )
+    return not made and all(one is not None and _same(one, two) for one, two in pairs)
+
+
+def _same(one: Tensor, two: Tensor) -> bool:
+    return one.data_ptr() == two.data_ptr() and one.numel() == two.numel()
 
 
 def _trees(found: Compressed) -> dict[str, Params]:

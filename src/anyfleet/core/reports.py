@@ -8,7 +8,7 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.arrays import Floats
-from anyfleet.core.memories import Memories
+from anyfleet.core.device_states import DeviceStates
 from anyfleet.core.messages import ChooserState
 from anyfleet.core.method import Job
 from anyfleet.core.objectives import Task
@@ -18,7 +18,7 @@ from anyfleet.elastic import Slice, cut, width
 from anyfleet.tracebacks import during
 
 
-def numbers(columns: Mapping[str, Tensor]) -> dict[str, Floats]:
+def on_host(columns: Mapping[str, Tensor]) -> dict[str, Floats]:
     """Return columns [devices, …] of tensors as arrays, fetched from where they are at once."""
     found: dict[str, Floats] = {}
     for device in {column.device for column in columns.values()}:
@@ -48,7 +48,7 @@ def learns(choose: Choose) -> bool:
 
 def learned(
     cohort: Cohort,
-    memories: Memories,
+    states: DeviceStates,
     context: TrainingContext,
     measured: Mapping[str, Floats],
 ) -> list[ChooserState | None]:
@@ -57,7 +57,7 @@ def learned(
     `measured` has single numbers, [devices].
     """
     choose = cohort.job.choose
-    before = [memories.chooser(device) for device in cohort.device.tolist()]
+    before = [states.chooser(device) for device in cohort.device.tolist()]
     with during("choose", choose):
         after = [
             choose.learn(_lesson(cohort, row, context, measured), state)

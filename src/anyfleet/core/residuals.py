@@ -1,6 +1,6 @@
 """Residuals: the part of a device's updates that no reply has brought to the server yet.
 
-Codecs with error feedback add it to the next update; `core.memories` keeps it.
+Codecs with error feedback add it to the next update; `core.device_states` keeps it.
 """
 
 from dataclasses import replace
@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from anyfleet.core.codec_calls import compress
-from anyfleet.core.memories import Memories
+from anyfleet.core.device_states import DeviceStates
 from anyfleet.core.messages import Params
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort, uplink
@@ -17,7 +17,7 @@ from anyfleet.core.slots import Compressed
 
 
 def compress_updates(
-    cohort: Cohort, memories: Memories, update: Params, mask: Params, task: Task
+    cohort: Cohort, states: DeviceStates, update: Params, mask: Params, task: Task
 ) -> Compressed:
     """Return the updates [devices, …] of a stack, compressed with the residuals of its devices."""
     codec = cohort.job.uplink
@@ -30,7 +30,7 @@ def compress_updates(
     caller = Caller("uplink", codec, cohort.round_index)
     if not codec.state_name:
         return compress(tree, {}, sent_fraction, layout, caller)
-    known = memories.residual(cohort, tuple(tree))
+    known = states.residual(cohort, tuple(tree))
     left = {n: known[n] if n in known else torch.zeros_like(v) for n, v in tree.items()}
     meant = {n: v * mask[n].to(v) if n in mask else v for n, v in left.items()}
     found = compress(tree, meant, sent_fraction, layout, caller)

@@ -15,9 +15,9 @@ from anyfleet.core.check_in import CheckIn, CheckIns, Choices, MenuEntry, Messag
 from anyfleet.core.choosing import menu_entries
 from anyfleet.core.client import work
 from anyfleet.core.device_state import DeviceState
+from anyfleet.core.device_states import DeviceStates
 from anyfleet.core.local_training import local_steps, samples_processed
 from anyfleet.core.loop import Round
-from anyfleet.core.memories import Memories
 from anyfleet.core.message_size import NUMBER_BITS, expected_bits
 from anyfleet.core.messages import Conditions, Hyperparameters
 from anyfleet.core.method import Method
@@ -453,7 +453,7 @@ class Asked:
     inner: Executor
     asked: list[tuple[Cohort, DeviceState]]
 
-    def execute(self, given: Assignment, memories: Memories) -> Executed:
+    def execute(self, given: Assignment, memories: DeviceStates) -> Executed:
         for order in given.orders.rows():
             self.asked.append((order, memories.state(int(order.device[0]))))
         return self.inner.execute(given, memories)

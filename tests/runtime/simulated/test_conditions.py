@@ -7,8 +7,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
+from anyfleet.core.device_states import DeviceStates
 from anyfleet.core.loop import run
-from anyfleet.core.memories import Memories
 from anyfleet.core.messages import Kind
 from anyfleet.core.slots import Norm
 from anyfleet.elastic import WHOLE, cost
@@ -66,7 +66,7 @@ def test_looking_at_data_costs_what_its_batches_cost(
     batch, own, test = cost(task.blueprint, WHOLE, 20), task.size(2), len(task.own_test(2))
     assert (own, test) == (30, 7)  # together two batches, one after the other three
     batches = 1 + (2 if norm == Static() else 0)
-    found = demand(order, np.array([own]), task, "flops", Memories(task))
+    found = demand(order, np.array([own]), task, "flops", DeviceStates(task))
     assert found.effort.local_steps.tolist() == [batches]
     assert found.effort.calls.tolist() == [batches * batch.forward_calls]
     assert found.effort.moved.tolist() == [batches * batch.forward_moved]

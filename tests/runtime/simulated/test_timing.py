@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyfleet.arrays import Arrays
-from anyfleet.core.memories import Memories
+from anyfleet.core.device_states import DeviceStates
 from anyfleet.core.messages import Kind
 from anyfleet.core.orders import Cohort
 from anyfleet.core.stacks import Replies
@@ -113,10 +113,10 @@ def test_a_cohort_in_arrays_is_its_orders_one_by_one(
     made, when = cohort(seed), When(now, 2)
     active = world.sharing(made.device, made.device) if world.shares_bands else np.ones(10, int)
     own = world.conditions(made.device, when, active)
-    rows = begin(made, when, own, active, world=world, task=TASK, memories=Memories(TASK))
+    rows = begin(made, when, own, active, world=world, task=TASK, memories=DeviceStates(TASK))
     fits = rows.take(rows.events.training)
     both = with_uploads(trained(fits, 2e4), 2 + later, world) if len(fits) else fits
-    need = demand(made, SIZES, TASK, "flops", Memories(TASK))
+    need = demand(made, SIZES, TASK, "flops", DeviceStates(TASK))
     fatal = world.dies(made.device, event_keys(made, seed, "death"), when)
     for row in range(10):
         one = one_order.OneOrder(world, row, when, own.take([row]), int(active[row]))
@@ -191,9 +191,9 @@ def check_charges(rows: UnderWay, device: int, phases: list[one_order.Phase]) ->
 @pytest.mark.parametrize("kind", [Kind.TRAIN, Kind.EVALUATE, Kind.STATISTICS, Kind.REPORT])
 def test_the_work_of_a_cohort_is_that_of_its_orders(kind: Kind) -> None:
     made = replace(cohort(5), kind=kind)
-    whole = demand(made, SIZES, TASK, "flops", Memories(TASK))
+    whole = demand(made, SIZES, TASK, "flops", DeviceStates(TASK))
     for row, order in enumerate(made.rows()):
-        alone = demand(order, SIZES[[row]], TASK, "flops", Memories(TASK))
+        alone = demand(order, SIZES[[row]], TASK, "flops", DeviceStates(TASK))
         assert_same(whole.take([row]), alone)
 
 

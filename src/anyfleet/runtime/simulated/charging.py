@@ -6,8 +6,8 @@ from functools import lru_cache
 import numpy as np
 
 from anyfleet.arrays import Ints, alike, join
+from anyfleet.core.device_states import DeviceStates
 from anyfleet.core.evaluation import EVALUATION_BATCH
-from anyfleet.core.memories import Memories
 from anyfleet.core.messages import Kind
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
@@ -17,7 +17,9 @@ from anyfleet.elastic import WHOLE, Blueprint, Slice, cost, width
 from anyfleet.elastic.cost.operations import Counting, forward_operations
 
 
-def demand(orders: Cohort, own: Ints, task: Task, counting: Counting, memories: Memories) -> Demand:
+def demand(
+    orders: Cohort, own: Ints, task: Task, counting: Counting, states: DeviceStates
+) -> Demand:
     """Return the work of orders on devices that have so many samples of their `own`."""
     count = len(orders)
     if orders.kind == Kind.FETCH:
@@ -40,7 +42,7 @@ def demand(orders: Cohort, own: Ints, task: Task, counting: Counting, memories: 
     )
     if type(orders.job.choose).initial_measures is Choose.initial_measures:
         return needed
-    return _with_measures(needed, orders, own, task, counting, memories)
+    return _with_measures(needed, orders, own, task, counting, states)
 
 
 def _with_measures(
@@ -49,12 +51,12 @@ def _with_measures(
     own: Ints,
     task: Task,
     counting: Counting,
-    memories: Memories,
+    states: DeviceStates,
 ) -> Demand:
     """Return the demand with what choosers measure of the initial model, once for every width."""
     alone: dict[tuple[Measure, ...], list[int]] = {}
     for row, device in enumerate(orders.device.tolist()):
-        chooser = memories.chooser(device)
+        chooser = states.chooser(device)
         first = orders.slice_of(row).first_trained_layer
         measures = orders.job.choose.initial_measures(float(orders.width[row]), first, chooser)
         works = needed.effort.local_steps[row] > 0

@@ -27,10 +27,10 @@ import torch
 import anyfleet
 from anyfleet import config
 from anyfleet.core.client import TRAINING
+from anyfleet.core.device_states import DeviceStates
 from anyfleet.core.limits import Limits
 from anyfleet.core.local_training import local_steps
 from anyfleet.core.loop import run
-from anyfleet.core.memories import Memories
 from anyfleet.core.messages import EVERYTHING
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
@@ -228,10 +228,10 @@ class _Intercepting:
 
     inner: Executor
 
-    def execute(self, given: Assignment, memories: Memories) -> Executed:
+    def execute(self, given: Assignment, states: DeviceStates) -> Executed:
         if given.orders.kind in TRAINING:
             raise _FirstOrders(given)
-        return self.inner.execute(given, memories)
+        return self.inner.execute(given, states)
 
 
 def _first_orders(prospect: Prospect) -> Assignment:
@@ -342,7 +342,7 @@ class _Clock:
         if engine not in self.started:
             self.started[engine] = engine.start(task, limits)
         began = time.perf_counter()
-        self.started[engine].execute(orders, Memories(task))
+        self.started[engine].execute(orders, DeviceStates(task))
         return time.perf_counter() - began
 
 

@@ -16,8 +16,8 @@ from anyfleet.arguments import checked
 from anyfleet.arrays import Floats, join
 from anyfleet.core.client import TRAINING, Finished, Launched, carry_out, collect, launch
 from anyfleet.core.delivery import columns_of, cut_replies
+from anyfleet.core.device_states import DeviceStates, Remembered
 from anyfleet.core.limits import Limits
-from anyfleet.core.memories import Memories, Remembered
 from anyfleet.core.method import Job
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort, grid
@@ -59,7 +59,7 @@ class Executed:
 class Executor(Protocol):
     """An engine at work in one run: it holds what lives from round to round."""
 
-    def execute(self, given: Assignment, memories: Memories) -> Executed:
+    def execute(self, given: Assignment, states: DeviceStates) -> Executed:
         """Return what came of orders, row by row."""
         ...
 
@@ -113,9 +113,9 @@ class _OneByOne:
     def __init__(self, task: Task, pool: ThreadPoolExecutor | None = None) -> None:
         self._task, self._pool = task, pool
 
-    def execute(self, given: Assignment, memories: Memories) -> Executed:
+    def execute(self, given: Assignment, states: DeviceStates) -> Executed:
         def alone(order: Cohort) -> Finished:
-            return carry_out(order, memories, self._task)
+            return carry_out(order, states, self._task)
 
         run = self._pool.map if self._pool else map
         return _executed(given, list(run(alone, given.orders.rows())), self._task)
@@ -185,9 +185,9 @@ class _WithBytes:
         self._engine, self._task, self._limits = engine, task, limits
         self._pool = _pool(engine.workers, torch.get_num_threads())
 
-    def execute(self, given: Assignment, memories: Memories) -> Executed:
+    def execute(self, given: Assignment, states: DeviceStates) -> Executed:
         def on_device(row: int) -> "_OnDevice":
-            return self._on_device(given, row, memories)
+            return self._on_device(given, row, states)
 
         done = list(self._pool.map(on_device, range(len(given.orders))))
         inbox, sent = Inbox(self._task, self._limits), given.sent.rows()
@@ -212,7 +212,7 @@ class _WithBytes:
             refused_by_device={row: each.refused for row, each in enumerate(done) if each.refused},
         )
 
-    def _on_device(self, given: Assignment, row: int, memories: Memories) -> "_OnDevice":
+    def _on_device(self, given: Assignment, row: int, states: DeviceStates) -> "_OnDevice":
         whole, task = given.sent.take([row]), self._task
         key = rng.fold(whole.key[0], "threads")
         down = float(given.orders.delivered_width[row])
@@ -222,7 +222,7 @@ class _WithBytes:
         except BadMessage as error:
             reason = f"{error.reason}: {error}"
             return _OnDevice(_no_reply(whole), Remembered.of(whole), refused=reason)
-        done = carry_out(order, memories, task)
+        done = carry_out(order, states, task)
         data = encode_reply(done.replies, order, task)
         if order.job.send in done.replies.trees_of(0):
             up = float(given.upload_width[row])
@@ -318,37 +318,37 @@ class _Stacks:
                 stacklevel=4,
             )
 
-    def execute(self, given: Assignment, memories: Memories) -> Executed:
+    def execute(self, given: Assignment, states: DeviceStates) -> Executed:
         orders, task = given.orders, self._task
         if orders.kind not in TRAINING:
-            return _executed(given, [carry_out(orders, memories, task)], task)
+            return _executed(given, [carry_out(orders, states, task)], task)
         rows = stacks(orders, task, self._chunk, self._engine.workers)
-        done = self._trained([orders.take(some) for some in rows], memories)
+        done = self._trained([orders.take(some) for some in rows], states)
         order = np.argsort(np.concatenate(rows))
         replies = join([each.replies for each in done]).take(order)
         remembered = join([each.remembered for each in done]).take(order)
         return _executed(given, [Finished(replies, remembered)], task)
 
-    def _trained(self, cohorts: list[Cohort], memories: Memories) -> list[Finished]:
+    def _trained(self, cohorts: list[Cohort], states: DeviceStates) -> list[Finished]:
         """Return what came of stacks, each of which a cohort orders."""
         if self._device.type == "cuda":
             # All is launched before anything is fetched, which would wait for it.
-            launched = [self._launched(*each, memories) for each in enumerate(cohorts)]
+            launched = [self._launched(*each, states) for each in enumerate(cohorts)]
             for stream in self._streams:
                 torch.cuda.current_stream(self._device).wait_stream(stream)
-            return [collect(each, memories) for each in launched]
+            return [collect(each, states) for each in launched]
         run = self._pool.map if self._pool else map
 
         def trained(cohort: Cohort) -> Finished:
-            return carry_out(cohort, memories, self._task, self._runner)
+            return carry_out(cohort, states, self._task, self._runner)
 
         return list(run(trained, cohorts))
 
-    def _launched(self, number: int, cohort: Cohort, memories: Memories) -> Launched:
-        """Launch a stack on a stream of its own: small ones leave an accelerator idle."""
+    def _launched(self, number: int, cohort: Cohort, states: DeviceStates) -> Launched:
+        """Begin a stack on a stream of its own: small ones leave an accelerator idle."""
         if number >= len(self._streams):
             self._streams.append(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
         stream = self._streams[number]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
-            return launch(cohort, memories, self._task, self._runner)
+            return launch(cohort, states, self._task, self._runner)

@@ -9,9 +9,9 @@ from anyfleet.arrays import Flags, Floats, Ints, alike, join
 from anyfleet.core.check_in import OrderChoices
 from anyfleet.core.choosing import decide
 from anyfleet.core.device_state import DeviceState
+from anyfleet.core.device_states import DeviceStates, Remembered
 from anyfleet.core.events import Events, Failures
 from anyfleet.core.limits import Limits
-from anyfleet.core.memories import Memories, Remembered
 from anyfleet.core.messages import Charges, Conditions, Devices, Kind, no_charges
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
@@ -56,7 +56,7 @@ class Simulated:
         self._executor = (engine or Sequential()).start(task, self.limits)
         self._clock, self._round_index = Clock(), 0
         self._under_way: UnderWay | None = None  # None: no order is
-        self._memories = Memories(task)
+        self._states = DeviceStates(task)
         # What devices keep of orders that are carried out, once their training has ended.
         self._remembered: Remembered | None = None
         self._batteries = Batteries(world)
@@ -99,7 +99,7 @@ class Simulated:
 
     def offer(self, orders: Cohort) -> None:
         """Let the devices choose from the menus of these orders; no time passes."""
-        choosers = [self._memories.chooser(device) for device in orders.device.tolist()]
+        choosers = [self._states.chooser(device) for device in orders.device.tolist()]
         counting = self._world.declared.counting
         own = self._true_conditions(orders.device, self._active(orders.device))
         made = OrderChoices(orders.id, decide(orders, own, choosers, self._task, counting))
@@ -150,7 +150,7 @@ class Simulated:
             active,
             world=self._world,
             task=self._task,
-            memories=self._memories,
+            states=self._states,
         )
         events = begun.events
         times = np.where(events.training, events.trained, events.ends)
@@ -224,7 +224,7 @@ class Simulated:
             self._round_index,
             self._under_way,
             self._choices,
-            self._memories.save(),
+            self._states.save(),
             self._remembered,
             self._batteries.save(),
             self._losses.copy(),
@@ -235,7 +235,7 @@ class Simulated:
         self._clock, self._round_index = saved.clock, saved.round_index
         self._under_way, self._choices = saved.under_way, saved.choices
         self._remembered = saved.remembered
-        self._memories.restore(saved.memories)
+        self._states.restore(saved.states)
         self._batteries.restore(saved.batteries)
         self._losses = saved.losses.copy()
         self._free = np.ones(self._task.devices, dtype=bool)
@@ -244,7 +244,7 @@ class Simulated:
 
     def state(self, device: int) -> DeviceState:
         """Return what a device keeps between visits."""
-        return self._memories.state(device)
+        return self._states.state(device)
 
     def _close(self, orders: UnderWay, rows: Ints) -> UnderWay:
         """Take orders out of the table, and return them."""
@@ -285,7 +285,7 @@ class Simulated:
         uploading[rows] = ~orders.did_nothing[rows]
         found = self._recall(orders.id[rows[uploading[rows]]])
         if found is not None:
-            self._memories.commit(found)
+            self._states.commit(found)
         training, sequence = events.training.copy(), events.sequence.copy()
         training[rows] = False
         self._clock, sequence[rows] = self._clock.scheduled(events.ends[rows])
@@ -323,7 +323,7 @@ class Simulated:
             received.append(cohort.received.take(places))
         order = np.concatenate(groups)
         given = Assignment(join(received), join(sent), orders.transfer.width_up[order])
-        done = self._executor.execute(given, self._memories)
+        done = self._executor.execute(given, self._states)
         kept = [each for each in (self._remembered, done.remembered) if each is not None]
         self._remembered = join(kept)
         refused = {

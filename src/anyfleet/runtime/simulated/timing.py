@@ -9,7 +9,7 @@ import numpy as np
 
 from anyfleet.arrays import Floats, Ints
 from anyfleet.core.delivery import cut_orders
-from anyfleet.core.memories import Memories
+from anyfleet.core.device_states import DeviceStates
 from anyfleet.core.messages import Conditions
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
@@ -35,7 +35,7 @@ def begin(
     *,
     world: World,
     task: Task,
-    memories: Memories,
+    states: DeviceStates,
 ) -> UnderWay:
     """Return orders that are submitted now, as rows of the table; their events have no number.
 
@@ -45,7 +45,7 @@ def begin(
     transfer = draw_transfers(orders, world, now, active)
     received = cut_orders(orders, transfer.width_down, task.blueprint)
     samples = world.declared.samples[devices]
-    need = demand(received, samples, task, world.declared.counting, memories)
+    need = demand(received, samples, task, world.declared.counting, states)
     start = Moments(np.full(count, now.now), np.full(count, now.round_index))
     download = _transfer(
         world, "down", devices, start, active, received.bits, own.bit_rate_down, own.receive_power

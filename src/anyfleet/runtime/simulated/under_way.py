@@ -6,7 +6,7 @@ import numpy as np
 
 from anyfleet.arrays import Arrays, Flags, Floats, Ints, listed
 from anyfleet.core.check_in import OrderChoices
-from anyfleet.core.memories import Remembered, SavedMemories
+from anyfleet.core.device_states import Remembered, SavedStates
 from anyfleet.core.messages import Charges
 from anyfleet.core.orders import Cohort
 from anyfleet.core.stacks import Replies
@@ -108,7 +108,7 @@ class SimulatedState:
     round_index: int
     under_way: UnderWay | None  # None: no order is
     choices: OrderChoices | None  # made and not yet told
-    memories: SavedMemories
+    states: SavedStates
     remembered: Remembered | None  # what devices keep once their training has ended
     batteries: tuple[Floats, Floats]
     losses: Floats

@@ -1,4 +1,4 @@
-"""Memories: what the devices of a fleet keep between visits.
+"""The states of a fleet's devices: what they keep between visits.
 
 The tensors that devices keep lie in tables, one for each purpose and name, with a row for each
 device that has one, in the coordinates of the whole model: the next order may ask for another
@@ -94,8 +94,8 @@ class Remembered(Arrays):
 
 
 @dataclass(frozen=True, eq=False)
-class SavedMemories:
-    """The memories of a fleet as a value, for checkpoints."""
+class SavedStates:
+    """The states of a fleet as a value, for checkpoints."""
 
     tables: Tables
     choosers: Mapping[int, ChooserState]
@@ -103,8 +103,8 @@ class SavedMemories:
     last_sent_order: Mapping[int, int]
 
 
-class Memories:
-    """The memories of a fleet: tables of tensors, states of choosers, and held results.
+class DeviceStates:
+    """The states of a fleet: tables of tensors, states of choosers, and held results.
 
     `limit` is the number of bytes of all tables beyond which new rows lie in files, so that memory
     grows with what is trained together and not with the fleet.
@@ -302,17 +302,17 @@ class Memories:
 
     # -- checkpoints
 
-    def save(self) -> SavedMemories:
-        """Return the memories as they are now; rows are never written to, so none is copied."""
+    def save(self) -> SavedStates:
+        """Return the states as they are now; rows are never written to, so none is copied."""
         tables = {
             purpose: {name: dict(rows) for name, rows in names.items()}
             for purpose, names in self._tables.items()
         }
-        return SavedMemories(
+        return SavedStates(
             tables, dict(self._choosers), dict(self._held), dict(self._last_sent_order)
         )
 
-    def restore(self, saved: SavedMemories) -> None:
+    def restore(self, saved: SavedStates) -> None:
         """Go back to what `save` returned."""
         self._tables = {
             purpose: {name: dict(rows) for name, rows in names.items()}

@@ -1,4 +1,4 @@
-"""Memories of a fleet: what a stack of devices reads and writes is what each device would alone."""
+"""What a stack of devices reads and writes of its states is what each device would alone."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.core.device_state import DeviceState
-from anyfleet.core.memories import OWN, SENT, Keepsakes, Memories, Remembered
+from anyfleet.core.device_states import OWN, SENT, DeviceStates, Keepsakes, Remembered
 from anyfleet.core.messages import Params
 from anyfleet.core.orders import Cohort
 from anyfleet.core.stacks import Replies, Stack
@@ -91,7 +91,7 @@ def drawn(order: Cohort, seed: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("limit", [0, 1 << 30], ids=["in files", "in memory"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_stack_owes_what_each_device_would_alone(seed: int, limit: int) -> None:
-    draw, memories = np.random.default_rng(seed), Memories(TASK, limit=limit)
+    draw, memories = np.random.default_rng(seed), DeviceStates(TASK, limit=limit)
     states: dict[int, DeviceState] = {}
     unsure = 0
     for number in range(1, 13):
@@ -134,7 +134,7 @@ def test_rows_beyond_the_limit_are_in_files_and_the_rest_stays_where_it_is() -> 
     cohort = orders(METHOD, TASK, [0, 1])
     tree = drawn(cohort, 1)
     size = sum(value.nbytes for value in tree.values())
-    memories = Memories(TASK, limit=size - 1)
+    memories = DeviceStates(TASK, limit=size - 1)
     stack = Keepsakes(METHOD.norm, own=tree)
     memories.commit(Remembered.of(cohort, stack=stack))
     assert memories.bytes == size
@@ -151,7 +151,7 @@ def test_rows_beyond_the_limit_are_in_files_and_the_rest_stays_where_it_is() -> 
 
 def test_until_a_device_has_trained_its_own_is_the_initial_model() -> None:
     cohort = orders(METHOD, TASK, [1])
-    memories = Memories(TASK)
+    memories = DeviceStates(TASK)
     assert memories.own("0.bias", np.array([0, 1])) is None
     stack = Keepsakes(METHOD.norm, own=drawn(cohort, 1))
     memories.commit(Remembered.of(cohort, stack=stack))
@@ -163,14 +163,14 @@ def test_until_a_device_has_trained_its_own_is_the_initial_model() -> None:
 
 def test_what_was_saved_stays_and_can_be_gone_back_to() -> None:
     cohort = orders(METHOD, TASK, [0, 1])
-    memories = Memories(TASK)
+    memories = DeviceStates(TASK)
     first, second = (Keepsakes(METHOD.norm, own=drawn(cohort, seed)) for seed in (1, 2))
     memories.commit(Remembered.of(cohort, stack=first, chooser=[{"a": (1.0,)}, None]))
     saved, before = memories.save(), memories.state(0)
     memories.commit(Remembered.of(cohort, stack=second, chooser=[{"a": (2.0,)}, {"b": ()}]))
     assert memories.state(0).chooser == {"a": (2.0,)}
     assert not small.identical(memories.state(0).tensors[OWN], before.tensors[OWN])
-    again = Memories(TASK)
+    again = DeviceStates(TASK)
     again.restore(saved)
     memories.commit(Remembered.of(cohort, stack=first))
     assert small.identical(again.state(0).tensors[OWN], before.tensors[OWN])
@@ -181,7 +181,7 @@ def test_what_was_saved_stays_and_can_be_gone_back_to() -> None:
 def test_a_held_result_waits_until_it_is_fetched() -> None:
     cohort = orders(fedavg(), TASK, [4, 5])
     held = Replies.of_one(Stack(), order=7, device=4, samples=3, bits=8.0)
-    memories = Memories(TASK)
+    memories = DeviceStates(TASK)
     memories.commit(Remembered.of(cohort, held=[held, None]))
     memories.commit(Remembered.of(cohort))  # orders that neither hold nor fetch leave it there
     assert (memories.held(4), memories.held(5)) == (held, None)
@@ -192,7 +192,7 @@ def test_a_held_result_waits_until_it_is_fetched() -> None:
 def test_the_state_of_a_device_can_be_taken_out_and_put_in() -> None:
     cohort = orders(METHOD, TASK, [3])
     tree = drawn(cohort, 1)
-    memories, other = Memories(TASK), Memories(TASK)
+    memories, other = DeviceStates(TASK), DeviceStates(TASK)
     memories.commit(
         Remembered.of(
             cohort,
