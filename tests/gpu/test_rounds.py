@@ -1,0 +1,57 @@
+"""Whole rounds on a CUDA device: stacked = sequential, and resuming, whatever the method keeps."""
+
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+
+from anyfleet.core.loop import run
+from anyfleet.core.method import Method
+from anyfleet.runtime import Sequential, Simulated, Stacked
+from tests.helpers import small
+from tests.runtime.simulated.test_stacks import CODECS, FLEET, METHODS, task
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # they run anywhere
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_stacked_rounds_are_those_of_single_devices(name: str) -> None:
+    here, there = task(), task().to(DEVICE)
+    alone = small.steps(METHODS[name], here, 1, engine=Sequential(), fleet=FLEET)[-1]
+    stacked = small.steps(METHODS[name], there, 1, engine=Stacked(), fleet=FLEET)[-1]
+    found = {name: value.cpu() for name, value in stacked.params.items()}
+    assert small.distance(alone.params, found) < 1e-10
+    for column in ("device", "bits_up", "bits_down", "compute_seconds", "upload_joules"):
+        assert getattr(alone.ledger, column).tolist() == getattr(stacked.ledger, column).tolist()
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_resumed_run_has_the_same_bits(name: str, precision: str) -> None:
+    problem = task().to(torch.float32).to(DEVICE)
+
+    def begun() -> Simulated:
+        engine = Stacked(precision=precision)  # type: ignore[arg-type]
+        return Simulated(problem, small.world(problem, FLEET), engine=engine)
+
+    method: Method = METHODS[name]
+    whole = list(islice(run(method, problem, begun(), 0), 4))
+    first, second = begun(), begun()
+    half = list(islice(run(method, problem, first, 0), 2))
+    second.restore(first.save())
+    rest = list(islice(run(method, problem, second, 0, resume=half[-1].snapshot), 2))
+    assert small.identical(rest[-1].params, whole[-1].params)
+    assert repr(rest[-1].ledger.as_dicts()) == repr(whole[-1].ledger.as_dicts())
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_every_codec_compresses_there_as_on_the_host(name: str) -> None:
+    base = replace(METHODS["synchronous"], uplink=CODECS[name])
+    here, there = (
+        small.steps(base, each, 2, engine=Stacked(), fleet=FLEET)[-1]
+        for each in (task(), task().to(DEVICE))
+    )
+    found = {name: value.cpu() for name, value in there.params.items()}
+    assert small.distance(here.params, found) < 1e-9
+    assert here.ledger.bits_up.tolist() == there.ledger.bits_up.tolist()
