@@ -1,7 +1,7 @@
 """Seconds and joules of computing: the worked numbers of specification §A.1 and §3."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -9,19 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anyfleet.arrays import Floats
-from anyfleet.core.messages import Conditions
+from anyfleet.core.messages import EVERYTHING, Conditions, Hyperparameters
 from anyfleet.core.time_and_energy import (
     Amount,
     Counts,
     Demand,
     Effort,
+    TrainingAmounts,
+    Worker,
     clocked,
     effort_of,
     training,
+    trainings,
     transfer_joules,
     transfer_seconds,
 )
-from anyfleet.elastic import Slice, cost
+from anyfleet.core.training_work import Counted, Work
+from anyfleet.elastic import Priced, Slice, cost
+from anyfleet.elastic.cost.operations import Counting
 from anyfleet.methods import fedavg
 from tests.helpers import small
 
@@ -205,3 +210,37 @@ def test_a_radio_draws_power_only_while_bits_cross() -> None:
     seconds = np.array([4.0, 4.0, 0.0, math.inf, math.inf])
     watts = np.array([0.5, 0.0, 0.5, 0.5, 0.0])
     assert transfer_joules(seconds, watts).tolist() == [2.0, 0.0, 0.0, 0.0, 0.0]
+
+
+@dataclass(frozen=True)
+class OneByOne:
+    """A trainer of a user's own, who thought of one order only; it goes over its samples twice."""
+
+    def work(self, priced: Priced, processed: Counted, local_steps: Counted) -> Work:
+        flops = 2 * priced.sample.flops * max(1, int(processed))
+        return Work(float(flops), float(priced.batch.memory), 3.0 * int(local_steps), 5.0)
+
+
+@pytest.mark.parametrize("counting", ["flops", "per_batch"])
+@pytest.mark.parametrize("train", [fedavg(batch_size=8).train, OneByOne()], ids=["ours", "own"])
+def test_many_orders_take_what_each_of_them_takes(train: Worker, counting: Counting) -> None:
+    """The very same bits, whoever is computed with whom."""
+    blueprint = small.task().blueprint
+    slices = tuple(blueprint.prefix(width) for width in (1.0, 0.5, 0.25))
+    drawn = np.random.default_rng(1)
+    index, batch = drawn.integers(3, size=40), drawn.choice([4, 8], 40)
+    given = Hyperparameters.alike(40, lr=0.1, epochs=2, batch_size=8).changed(
+        batch_size=batch, local_steps=drawn.choice([EVERYTHING, 3], 40)
+    )
+    widths = drawn.choice([math.nan, 0.3], 40)
+    amounts = TrainingAmounts.of(given, drawn.integers(0, 50, size=40), widths)
+    found = trainings(train, blueprint, slices, index, amounts, counting)
+    for row in range(40):
+        width = None if math.isnan(widths[row]) else float(widths[row])
+        whole = int(amounts.processed[row]), int(amounts.local_steps[row])
+        amount = Amount(int(batch[row]), *whole, width)
+        alone = training(train, blueprint, slices[index[row]], amount, counting)
+        one = found.take([row])
+        assert one.memory == alone.memory
+        for name in ("flops", "all_layers", "whole", "width", "local_steps", "calls", "moved"):
+            assert getattr(one.effort, name) == getattr(alone.effort, name)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from anyfleet.arrays import Arrays
@@ -104,7 +104,8 @@ def trained(rows: UnderWay, bits: float) -> UnderWay:
     st.floats(0, 30),
     st.integers(0, 3),
 )
-@settings(max_examples=25, deadline=None)
+# Without shrinking: plain numbers take their time.
+@settings(max_examples=15, deadline=None, phases=(Phase.explicit, Phase.generate))
 def test_a_cohort_in_arrays_is_its_orders_one_by_one(
     groups: list[Group], seed: int, now: float, later: int
 ) -> None:
