@@ -86,6 +86,9 @@ def test_groups_have_equal_values_and_not_a_number_is_one() -> None:
     assert groups(np.empty(0)) == []
 
 
+NUMBERS = st.lists(st.sampled_from([0.0, 1.0, -2.5, np.nan]), max_size=12)
+
+
 @given(NUMBERS, st.integers(0, 3))
 def test_rows_that_are_alike_have_one_number_and_nan_is_nan(values: list[float], of: int) -> None:
     column, other = np.array(values), np.arange(len(values)) % (of + 1)
