@@ -113,7 +113,7 @@ def test_a_cohort_in_arrays_is_its_orders_one_by_one(
     made, when = cohort(seed), When(now, 2)
     active = world.sharing(made.device, made.device) if world.shares_bands else np.ones(10, int)
     own = world.conditions(made.device, when, active)
-    rows = begin(made, when, own, active, world=world, task=TASK, memories=DeviceStates(TASK))
+    rows = begin(made, when, own, active, world=world, task=TASK, states=DeviceStates(TASK))
     fits = rows.take(rows.events.training)
     both = with_uploads(trained(fits, 2e4), 2 + later, world) if len(fits) else fits
     need = demand(made, SIZES, TASK, "flops", DeviceStates(TASK))
