@@ -123,6 +123,8 @@ def follow(start: Moments, cost: Cost, until: Until) -> Phases:
     rows, points = [], []
     for _ in range(MOST_CHANGES):
         now, end = cost(going, moments), until(going, moments)
+        if not rows and np.isinf(end).all():
+            return Phases.steady(now.seconds, now.joules)
         left, room = 1.0 - done[going], end - moments.now
         with np.errstate(invalid="ignore", divide="ignore"):
             last = np.isinf(room) | (left * now.seconds <= room * (1 + ROUNDING))
