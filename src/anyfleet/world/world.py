@@ -267,7 +267,8 @@ class World:
         for link in self.links:
             if type(link) is not Steady or link.shared:
                 return None
-            for way, number in (("up", link.bit_rate_up), ("down", link.bit_rate_down)):
+            for way in WAYS:
+                number = link.bit_rate_up if way == "up" else link.bit_rate_down
                 if not isinstance(number, int | float):
                     return None
                 rates[way].append(float(number))
