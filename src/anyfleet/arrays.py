@@ -1,8 +1,9 @@
 """Structs of arrays: the base of everything that has one entry for each order or device."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from itertools import compress, pairwise
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -36,15 +37,16 @@ class Arrays:
     """
 
     def __len__(self) -> int:
-        return len(getattr(self, _names(type(self))[0][0]))
+        return len(self.__dict__[_names(type(self))[0][0]])
 
     def take(self, rows: Sequence[int] | Ints | Flags) -> Self:
         """Return the given rows, in the given order; flags pick the rows that are true."""
         index = np.asarray(rows)
-        index = np.flatnonzero(index) if index.dtype == bool else index.astype(np.int64)
+        if index.dtype == bool:
+            index = index.nonzero()[0]
         if len(index) == len(self) and (index == np.arange(len(index))).all():
             return self  # all of them; nothing is ever written into a struct
-        return _taken(self, index)
+        return _taken(self, index.astype(np.int64, copy=False))
 
     def put(self, rows: Ints, other: Self) -> Self:
         """Return the struct with the rows of another one in place of these, which ascend."""
@@ -57,25 +59,25 @@ class Arrays:
     def pruned(self) -> Self:
         """Return the same rows, without what is listed but named by no row."""
         found: dict[str, Any] = {}
-        for f in fields(self):
-            value = getattr(self, f.name)
+        for name, numbers in _names(type(self)):
+            value = self.__dict__[name]
             if isinstance(value, Arrays):
-                found[f.name] = value.pruned()
-            elif _INDEX in f.metadata and isinstance(value, tuple):
-                name = f.metadata[_INDEX]
-                index = getattr(self, name)
-                named = np.unique(index[index >= 0])
-                if len(named) < len(value):
-                    found[f.name] = tuple(value[number] for number in named)
-                    found[name] = np.where(index < 0, -1, np.searchsorted(named, index))
+                if (pruned := value.pruned()) is not value:
+                    found[name] = pruned
+            elif numbers and value and isinstance(value, tuple):
+                index, named = self.__dict__[numbers], np.zeros(len(value), dtype=bool)
+                named[index[index >= 0]] = True
+                if not named.all():
+                    found[name] = tuple(compress(value, named.tolist()))
+                    found[numbers] = np.where(index < 0, -1, np.cumsum(named)[index] - 1)
         return replace(self, **found) if found else self
 
     def rows(self) -> list[Self]:
         """Return every row as a struct of one row; much cheaper than `take` row by row."""
         count = len(self)
         values = (
-            [getattr(self, name)] * count if is_listed else _split(getattr(self, name), count)
-            for name, is_listed in _names(type(self))
+            [getattr(self, name)] * count if numbers else _split(getattr(self, name), count)
+            for name, numbers in _names(type(self))
         )
         return [type(self)(*row) for row in zip(*values, strict=True)]
 
@@ -83,14 +85,12 @@ class Arrays:
 B = TypeVar("B", bound=Arrays)
 
 
-@lru_cache(maxsize=256)
-def _named(kind: type[Any]) -> tuple[tuple[str, bool], ...]:
-    return tuple((f.name, _INDEX in f.metadata) for f in fields(kind))
+def _named(kind: type[Any]) -> tuple[tuple[str, str], ...]:
+    """Return the names of the fields of a struct, of a list with the field of its numbers."""
+    return tuple((f.name, f.metadata.get(_INDEX, "")) for f in fields(kind))
 
 
-def _names(kind: Any) -> tuple[tuple[str, bool], ...]:
-    """Return the names of the fields of a struct, each with whether it is a list."""
-    return _named(kind)
+_names: Callable[[Any], tuple[tuple[str, str], ...]] = lru_cache(maxsize=256)(_named)
 
 
 def _split(value: Any, count: int) -> Sequence[Any]:
@@ -104,9 +104,16 @@ def _split(value: Any, count: int) -> Sequence[Any]:
 
 
 def _taken(struct: B, rows: Ints) -> B:
-    named = _names(type(struct))
-    pairs = ((getattr(struct, name), is_list) for name, is_list in named)
-    return type(struct)(*(value if is_list else _pick(value, rows) for value, is_list in pairs))
+    # Structs are picked from all the time: it saves most of that not to set field after field.
+    found = object.__new__(type(struct))
+    picked, values = found.__dict__, struct.__dict__
+    for name, numbers in _names(type(struct)):
+        value = values[name]
+        if type(value) is np.ndarray and not numbers:
+            picked[name] = value[rows]
+        else:
+            picked[name] = value if numbers else _pick(value, rows)
+    return found
 
 
 def _pick(value: Any, rows: Ints) -> Any:
@@ -200,7 +207,7 @@ def grouped(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
 
 def alike(*columns: NDArray[Any]) -> list[Ints]:
     """Return the rows in which all columns have the same values, group by group, ascending."""
-    _, index = grouped(*columns)
-    ends = np.cumsum(np.bincount(index))
-    groups = np.split(np.argsort(index, kind="stable"), ends[:-1])
-    return [rows for rows in groups if len(rows)]
+    first, index = grouped(*columns)
+    rows = np.arange(len(index)) if len(first) < 2 else index.argsort(kind="stable")
+    ends = np.bincount(index).cumsum().tolist() if len(first) > 1 else [len(index)]
+    return [rows[start:end] for start, end in pairwise([0, *ends]) if end > start]

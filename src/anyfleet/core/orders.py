@@ -174,9 +174,13 @@ class IssuedOrders(Arrays):
         there = self.order[rows] == orders if len(self) else np.zeros(len(orders), dtype=bool)
         return rows[there], there
 
-    def statuses(self, reports: Reports | None = None) -> OrderStatuses:
+    @cached_property
+    def statuses(self) -> OrderStatuses:
+        """The orders as parts see them, before devices reported anything."""
+        return self.statuses_with(Reports.none(len(self)))
+
+    def statuses_with(self, told: Reports) -> OrderStatuses:
         """Return the orders as parts see them, with what devices reported in their replies."""
-        told = Reports.none(len(self)) if reports is None else reports
         return OrderStatuses(self.order, self.device, self.round_index, self.kind, told)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from anyfleet.core.objectives import Task
 from anyfleet.core.orders import IssuedOrders
 from anyfleet.core.stacks import Replies, Stack
 from anyfleet.core.updates import Updates
+from anyfleet.core.view import OrderStatuses
 from anyfleet.elastic import Blueprint, Slice, cut
 
 
@@ -25,6 +27,11 @@ class RepliedOrders(Arrays):
     orders: IssuedOrders
     replies: Replies
     charges: Charges
+
+    @cached_property
+    def statuses(self) -> OrderStatuses:
+        """The orders as parts see them, with what their devices reported."""
+        return self.orders.statuses_with(self.replies.reports)
 
 
 @dataclass(frozen=True)

@@ -139,8 +139,8 @@ class Server:
             now=self.runtime.now(),
             started=self.started,
             free=self.runtime.free,
-            under_way=self.under_way.statuses(),
-            replied=self.replied.orders.statuses(self.replied.replies.reports),
+            under_way=self.under_way.statuses,
+            replied=self.replied.statuses,
             failed=self.failed,
             declined=self.declined,
             model=self.params,
@@ -260,7 +260,7 @@ class Server:
         """Return the cohort without its declined orders, which are entered as that."""
         if planned.reasons:
             declined = IssuedOrders.of(planned.declined)
-            self.declined += declined.statuses()
+            self.declined += declined.statuses
             nothing = no_charges(declined.order, self.runtime.now())
             self.ledger.failed(declined, nothing, planned.reasons)
         return replace(planned, declined=planned.declined.take([]), reasons=())
@@ -345,7 +345,7 @@ class Server:
         if not stale.any():
             return replied
         old = replied.take(stale)
-        self.failed += old.orders.statuses()
+        self.failed += old.orders.statuses
         self.ledger.replied(old.orders, old.replies, old.charges, ("stale",) * len(old))
         self._revoke(old.orders)
         return replied.take(~stale)
@@ -370,7 +370,7 @@ class Server:
 
     def _fail(self, orders: IssuedOrders, charges: Charges, reasons: Sequence[str]) -> None:
         """Enter orders without replies that count."""
-        self.failed += orders.statuses()
+        self.failed += orders.statuses
         self.ledger.failed(orders, charges, reasons)
 
     # -- ending a round

@@ -46,9 +46,15 @@ class Effort(Arrays):
     calls: Floats  # of operators
     moved: Floats  # bytes that operators read and write
 
+    def spent(self, own: Conditions, frequency: Floats) -> tuple[Floats, Floats]:
+        """Return the seconds and the joules of it, cheaper than one after the other."""
+        alone, clock = _undisturbed(self, own), clocked(own, frequency)
+        seconds = alone * own.load * own.fastest / clock
+        return seconds, own.coefficient * clock**2 * (alone * own.fastest)
+
     def seconds(self, own: Conditions, frequency: Floats) -> Floats:
         """Return the seconds that it takes; a `frequency` of NaN means the fastest."""
-        return _undisturbed(self, own) * own.load * own.fastest / clocked(own, frequency)
+        return self.spent(own, frequency)[0]
 
     def cycles(self, own: Conditions) -> Floats:
         """Return the cycles that the processor spends on it, without other work."""
@@ -56,8 +62,7 @@ class Effort(Arrays):
 
     def joules(self, own: Conditions, frequency: Floats) -> Floats:
         """Return the joules that it costs; other work takes time, but pays for its own cycles."""
-        energy: Floats = own.coefficient * clocked(own, frequency) ** 2 * self.cycles(own)
-        return energy
+        return self.spent(own, frequency)[1]
 
 
 @dataclass(frozen=True, eq=False)

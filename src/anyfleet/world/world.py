@@ -251,14 +251,39 @@ class World:
     def _bit_rates(
         self, devices: Ints, when: Time, active: Active, ways: Sequence[Way]
     ) -> list[Floats]:
+        plain = self._plain_bit_rates
+        if plain is not None:
+            link = self.link[devices]
+            found = [plain[way][link] for way in ways]
+        else:
+            found = self._computed_bit_rates(devices, when, active, ways)
+        pairs = zip(ways, found, strict=True)
+        return [self._own_or(f"bit_rate_{way}", devices, rates) for way, rates in pairs]
+
+    @cached_property
+    def _plain_bit_rates(self) -> dict[Way, Floats] | None:
+        """The bit rates of all links, if they are plain numbers that no device shares."""
+        rates: dict[Way, list[float]] = {"up": [], "down": []}
+        for link in self.links:
+            if type(link) is not Steady or link.shared:
+                return None
+            for way in WAYS:
+                number = link.bit_rate_up if way == "up" else link.bit_rate_down
+                if not isinstance(number, int | float):
+                    return None
+                rates[way].append(float(number))
+        return {way: np.array(numbers) for way, numbers in rates.items()}
+
+    def _computed_bit_rates(
+        self, devices: Ints, when: Time, active: Active, ways: Sequence[Way]
+    ) -> list[Floats]:
         keys = self._keys("link", devices)
         distance = self.values("distance", devices, when)
         found = np.empty((len(ways), len(devices)))
         for number, sharing, rows in self._by_band(devices, active):
             use = _LinkUse(some(keys, rows), distance[rows], sharing, ways)
             found[:, rows] = _bit_rates(self.links[number], of_rows(when, rows), use)
-        pairs = zip(ways, found, strict=True)
-        return [self._own_or(f"bit_rate_{way}", devices, rates) for way, rates in pairs]
+        return list(found)
 
     def _by_band(self, devices: Ints, active: Active) -> Iterator[tuple[int, int, Ints]]:
         """Yield the rows of devices that have one band, as many of them active, with both."""

@@ -120,9 +120,12 @@ def follow(start: Moments, cost: Cost, until: Until) -> Phases:
     count = len(start)
     seconds, done, joules = np.zeros(count), np.zeros(count), np.zeros(count)
     going, moments = np.arange(count), start
-    rows, points = [], []
+    rows: list[Ints] = []
+    points: list[Floats] = []
     for _ in range(MOST_CHANGES):
         now, end = cost(going, moments), until(going, moments)
+        if not rows and np.isinf(end).all():
+            return Phases.steady(now.seconds, now.joules)
         left, room = 1.0 - done[going], end - moments.now
         with np.errstate(invalid="ignore", divide="ignore"):
             last = np.isinf(room) | (left * now.seconds <= room * (1 + ROUNDING))

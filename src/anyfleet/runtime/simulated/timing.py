@@ -213,8 +213,7 @@ def _compute(
             for name, values in found.items():
                 columns[name][changed] = values
             mine = replace(mine, **columns)
-        part, asked = effort.take(rows), frequency[rows]
-        return SteadyCost(part.seconds(mine, asked), part.joules(mine, asked))
+        return SteadyCost(*effort.take(rows).spent(mine, frequency[rows]))
 
     # After a download that never ends, computing never begins: any finite start will do.
     begun = Moments(start.now + np.where(np.isfinite(after), after, 0.0), start.round_index)
