@@ -20,7 +20,7 @@ from torch import Tensor
 
 from anyfleet.arrays import Floats, Ints, alike, distinct
 from anyfleet.core.messages import Params
-from anyfleet.core.stacks import Stack, block_numbers, flattened, lengths, row_blocks
+from anyfleet.core.stacks import Stack, block_numbers, flattened, joint, lengths, row_blocks
 from anyfleet.elastic import Blueprint, Slice, place
 from anyfleet.elastic.slicing import indices_along
 
@@ -64,6 +64,19 @@ class OrderedStack:
         """The first tensors, which say what names and shapes all have."""
         return self.runs[0].stack.trees["delta"]
 
+    @property
+    def masked(self) -> bool:
+        """Whether rows may have trained only some entries of a tensor."""
+        return bool(self.runs[0].stack.masks)
+
+    @cached_property
+    def joint(self) -> Tensor | None:
+        """All tensors side by side, [rows, entries]; None if they are large or masked."""
+        if self.masked or not self.tree:
+            return None
+        together = joint({name: self._came(name) for name in self.tree})
+        return None if together is None else self._scaled(together)
+
     def whole(self, name: str) -> Tensor:
         """Return a tensor of zeros like those of a name, in the shape of the whole model."""
         return self.tree[name].new_zeros(self.blueprint.shape(base(name)))
@@ -72,8 +85,15 @@ class OrderedStack:
 
     def values(self, name: str) -> Tensor:
         """Return the change of a tensor; entries that were not trained may be anything."""
+        return self._scaled(flattened(self._came(name)))
+
+    def _came(self, name: str) -> Tensor:
+        """Return a tensor as it came, [rows, …]."""
         parts = [run.of(run.stack.trees["delta"][name]) for run in self.runs]
-        found = flattened(parts[0] if len(parts) == 1 else torch.cat(parts))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _scaled(self, found: Tensor) -> Tensor:
+        """Return the rows of a tensor times their factors."""
         if (self.factors == 1).all():
             return found
         scaled, factors = torch.empty_like(found), torch.from_numpy(self.factors).to(found.device)
@@ -91,6 +111,12 @@ class OrderedStack:
         return flattened(mask.expand(-1, *shape)).to(self.tree[name].device)
 
     # -- one number for each row
+
+    def norms(self) -> list[Tensor]:
+        """Return lengths [rows] of pieces of what each row trained: of all of it, if it is one."""
+        if self.joint is not None:
+            return [lengths({"": self.joint})]
+        return [self.lengths(name) for name in self.tree]
 
     def lengths(self, name: str) -> Tensor:
         """Return the Euclidean length of what each row trained of a tensor."""

@@ -235,6 +235,9 @@ def lengths(tree: Params) -> Tensor:
 
     Infinite or NaN where some entry is. It waits for no accelerator.
     """
+    together = joint(tree)
+    if together is not None:
+        return _row_lengths(together)
     found = []
     for value in tree.values():
         flat = flattened(value)
@@ -246,6 +249,19 @@ def lengths(tree: Params) -> Tensor:
 def _row_lengths(rows: Tensor) -> Tensor:
     found: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
     return found
+
+
+def joint(tree: Params) -> Tensor | None:
+    """Return all tensors side by side, [devices, entries], or None if a copy would be large.
+
+    An operator on many small tensors takes as long as its calls.
+    """
+    first, *others = tree.values()
+    rows, numbers = len(first), sum(value.numel() for value in tree.values())
+    if not 0 < numbers <= block_numbers(first) or any(v.dtype != first.dtype for v in others):
+        return None
+    flat = [value.reshape(rows, value.numel() // rows) for value in tree.values()]
+    return torch.cat(flat, dim=1)
 
 
 def flattened(stack: Tensor) -> Tensor:
