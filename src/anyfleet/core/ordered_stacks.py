@@ -164,6 +164,36 @@ class OrderedStack:
 
     # -- one number for each coordinate
 
+    @property
+    def together(self) -> bool:
+        """Whether all rows trained the same coordinates, in few operators."""
+        return self.shared and self.joint is not None
+
+    def sums(self, weights: Floats) -> dict[str, Tensor]:
+        """Return the weighted sums of all tensors, in the coordinates of the slice.
+
+        {} unless rows are summed `together`.
+        """
+        if not self.together or self.joint is None:
+            return {}
+        shapes = [value.shape[1:] for value in self.tree.values()]
+        flat = weighted_sum(self.joint, torch.from_numpy(weights).to(self.joint))
+        parts = flat.split([shape.numel() for shape in shapes])
+        each = zip(self.tree, parts, shapes, strict=True)
+        return {name: part.view(shape) for name, part, shape in each}
+
+    def placed(self, name: str, value: Tensor) -> Tensor:
+        """Return a tensor of the slice of all rows in the whole model, zero besides."""
+        if not self.slices[0].keep:
+            return value
+        target = self.whole(name)
+        target[self._place(name, target)] = value
+        return target
+
+    def put(self, target: Tensor, name: str, value: Tensor) -> None:
+        """Add a tensor of the slice of all rows to one of the whole model, in place."""
+        target[self._place(name, target)] += value
+
     def add(self, target: Tensor, name: str, what: Tensor | None, weights: Floats | Ints) -> None:
         """Add to a tensor of the whole model, in place, the weighted sum of [rows, entries].
 
@@ -174,9 +204,8 @@ class OrderedStack:
             return
         shares = torch.from_numpy(weights).to(target)
         if self.shared:
-            shape = self.tree[name].shape[1:]
             assert what is not None
-            target[self._place(name, target)] += weighted_sum(what, shares).reshape(shape)
+            self.put(target, name, weighted_sum(what, shares).view(self.tree[name].shape[1:]))
             return
         flat = target.view(-1)
         for some in row_blocks(len(self.rows), self.tree[name]):

@@ -261,7 +261,7 @@ def joint(tree: Params) -> Tensor | None:
     if not 0 < numbers <= block_numbers(first) or any(v.dtype != first.dtype for v in others):
         return None
     flat = [value.reshape(rows, value.numel() // rows) for value in tree.values()]
-    return torch.cat(flat, dim=1)
+    return torch.cat(flat, dim=1) if others else flat[0]
 
 
 def flattened(stack: Tensor) -> Tensor:

@@ -257,12 +257,19 @@ class Updates(Arrays):
             return self.take(counted).mean(weights[counted])
         # Normalised first: equal weights then give the same bits whatever their common value.
         weights = weights / weights.sum() if weights.sum() > 0 else weights
+        sums = {stack: stack.sums(weights[stack.rows]) for stack in self._ordered}
+        if len(sums) == 1 and weights.sum() > 0 and (alone := self._ordered[0]).together:
+            # Everybody trained the same, and the weights sum to 1.
+            return {name: alone.placed(name, value) for name, value in sums[alone].items()}
         found: dict[str, Tensor] = {}
         for name, aligned in self._aligned.items():
             total, mass = aligned.stacks[0].whole(name), aligned.stacks[0].whole(name)
             for stack in aligned.stacks:
                 mask, own = stack.mask(name), weights[stack.rows]
-                stack.add(total, name, masked(stack.values(name), mask), own)
+                if name in sums[stack]:
+                    stack.put(total, name, sums[stack][name])
+                else:
+                    stack.add(total, name, masked(stack.values(name), mask), own)
                 stack.add(mass, name, mask, own)
             found[name] = torch.where(mass > 0, total / mass, 0.0)
         return found
