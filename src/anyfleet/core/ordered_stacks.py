@@ -259,6 +259,9 @@ def ordered_stacks(
     `rows` are the number of each update's stack, its place in it, and the number of its slice.
     """
     stack_index, places, slice_index = rows
+    if len(stacks) == len(slices) == 1 and len(places):
+        every, runs = np.arange(len(places)), _runs(stack_index, places, stacks)
+        return (OrderedStack(every, tuple(slices), runs, factors, blueprint),)
     used, kind = np.unique(stack_index, return_inverse=True)
     kinds = distinct([_kind(stacks[number]) for number in used])[1][kind]
     different, number = distinct(slices)

@@ -114,8 +114,10 @@ class Reports(Arrays):
     def number(self, name: str) -> Floats:
         """Return the number that each device reported under a name; NaN where there is none."""
         found = np.full(len(self), np.nan)
-        for rows in alike(self.stack_index):
-            number = int(self.stack_index[rows[0]])
+        some = [at for at, reported in enumerate(self.stacks) if name in reported]
+        alone = [np.flatnonzero(self.stack_index == number) for number in some[:1]]
+        for rows in alone if len(some) < 2 else alike(self.stack_index):
+            number = int(self.stack_index[rows[0]]) if len(rows) else -1
             values = self.stacks[number].get(name) if number >= 0 else None
             if values is None or values.ndim != 1:
                 continue
