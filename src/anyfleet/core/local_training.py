@@ -95,11 +95,17 @@ def as_tensors(
     hyperparameters: Hyperparameters, samples: Sequence[int], like: Tensor
 ) -> dict[str, Tensor]:
     """Return hyperparameters as tensors, on the device and in the precision of the model."""
+    steps = TrainingAmounts.of(hyperparameters, np.array(samples)).local_steps
+    # Rows that have one type travel to the device of the model together.
+    numbers = torch.from_numpy(np.stack([hyperparameters.lr, hyperparameters.sent_fraction]))
+    counts = torch.from_numpy(np.stack([hyperparameters.batch_size, steps]))
+    lr, sent_fraction = numbers.to(like).unbind()
+    batch_size, most = counts.to(like.device).unbind()
     return {
-        "lr": torch.tensor(hyperparameters.lr).to(like),
-        "sent_fraction": torch.tensor(hyperparameters.sent_fraction).to(like),
-        "batch_size": torch.tensor(hyperparameters.batch_size, device=like.device),
-        "local_steps": torch.tensor(local_steps(hyperparameters, samples), device=like.device),
+        "lr": lr,
+        "sent_fraction": sent_fraction,
+        "batch_size": batch_size,
+        "local_steps": most,
     }
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from anyfleet.arrays import Floats, Ints, alike, distinct
 from anyfleet.core.messages import Params
-from anyfleet.core.stacks import Stack, block_numbers, flattened, lengths, row_blocks
+from anyfleet.core.stacks import Stack, block_numbers, flattened, joint, lengths, row_blocks
 from anyfleet.elastic import Blueprint, Slice, place
 from anyfleet.elastic.slicing import indices_along
 
@@ -64,6 +64,19 @@ class OrderedStack:
         """The first tensors, which say what names and shapes all have."""
         return self.runs[0].stack.trees["delta"]
 
+    @property
+    def masked(self) -> bool:
+        """Whether rows may have trained only some entries of a tensor."""
+        return bool(self.runs[0].stack.masks)
+
+    @cached_property
+    def joint(self) -> Tensor | None:
+        """All tensors side by side, [rows, entries]; None if they are large or masked."""
+        if self.masked or not self.tree:
+            return None
+        together = joint({name: self._came(name) for name in self.tree})
+        return None if together is None else self._scaled(together)
+
     def whole(self, name: str) -> Tensor:
         """Return a tensor of zeros like those of a name, in the shape of the whole model."""
         return self.tree[name].new_zeros(self.blueprint.shape(base(name)))
@@ -72,8 +85,15 @@ class OrderedStack:
 
     def values(self, name: str) -> Tensor:
         """Return the change of a tensor; entries that were not trained may be anything."""
+        return self._scaled(flattened(self._came(name)))
+
+    def _came(self, name: str) -> Tensor:
+        """Return a tensor as it came, [rows, …]."""
         parts = [run.of(run.stack.trees["delta"][name]) for run in self.runs]
-        found = flattened(parts[0] if len(parts) == 1 else torch.cat(parts))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _scaled(self, found: Tensor) -> Tensor:
+        """Return the rows of a tensor times their factors."""
         if (self.factors == 1).all():
             return found
         scaled, factors = torch.empty_like(found), torch.from_numpy(self.factors).to(found.device)
@@ -91,6 +111,12 @@ class OrderedStack:
         return flattened(mask.expand(-1, *shape)).to(self.tree[name].device)
 
     # -- one number for each row
+
+    def norms(self) -> list[Tensor]:
+        """Return lengths [rows] of pieces of what each row trained: of all of it, if it is one."""
+        if self.joint is not None:
+            return [lengths({"": self.joint})]
+        return [self.lengths(name) for name in self.tree]
 
     def lengths(self, name: str) -> Tensor:
         """Return the Euclidean length of what each row trained of a tensor."""
@@ -138,6 +164,36 @@ class OrderedStack:
 
     # -- one number for each coordinate
 
+    @property
+    def together(self) -> bool:
+        """Whether all rows trained the same coordinates, in few operators."""
+        return self.shared and self.joint is not None
+
+    def sums(self, weights: Floats) -> dict[str, Tensor]:
+        """Return the weighted sums of all tensors, in the coordinates of the slice.
+
+        {} unless rows are summed `together`.
+        """
+        if not self.together or self.joint is None:
+            return {}
+        shapes = [value.shape[1:] for value in self.tree.values()]
+        flat = weighted_sum(self.joint, torch.from_numpy(weights).to(self.joint))
+        parts = flat.split([shape.numel() for shape in shapes])
+        each = zip(self.tree, parts, shapes, strict=True)
+        return {name: part.view(shape) for name, part, shape in each}
+
+    def placed(self, name: str, value: Tensor) -> Tensor:
+        """Return a tensor of the slice of all rows in the whole model, zero besides."""
+        if not self.slices[0].keep:
+            return value
+        target = self.whole(name)
+        target[self._place(name, target)] = value
+        return target
+
+    def put(self, target: Tensor, name: str, value: Tensor) -> None:
+        """Add a tensor of the slice of all rows to one of the whole model, in place."""
+        target[self._place(name, target)] += value
+
     def add(self, target: Tensor, name: str, what: Tensor | None, weights: Floats | Ints) -> None:
         """Add to a tensor of the whole model, in place, the weighted sum of [rows, entries].
 
@@ -148,9 +204,8 @@ class OrderedStack:
             return
         shares = torch.from_numpy(weights).to(target)
         if self.shared:
-            shape = self.tree[name].shape[1:]
             assert what is not None
-            target[self._place(name, target)] += weighted_sum(what, shares).reshape(shape)
+            self.put(target, name, weighted_sum(what, shares).view(self.tree[name].shape[1:]))
             return
         flat = target.view(-1)
         for some in row_blocks(len(self.rows), self.tree[name]):
@@ -204,6 +259,9 @@ def ordered_stacks(
     `rows` are the number of each update's stack, its place in it, and the number of its slice.
     """
     stack_index, places, slice_index = rows
+    if len(stacks) == len(slices) == 1 and len(places):
+        every, runs = np.arange(len(places)), _runs(stack_index, places, stacks)
+        return (OrderedStack(every, tuple(slices), runs, factors, blueprint),)
     used, kind = np.unique(stack_index, return_inverse=True)
     kinds = distinct([_kind(stacks[number]) for number in used])[1][kind]
     different, number = distinct(slices)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,11 +23,11 @@ def on_host(columns: Mapping[str, Tensor]) -> dict[str, Floats]:
     for device in {column.device for column in columns.values()}:
         there = {name: column for name, column in columns.items() if column.device == device}
         flat = [column.reshape(len(column), -1).double() for column in there.values()]
-        (*ends, _) = np.cumsum([each.shape[1] for each in flat])
         # On an accelerator every single transfer would wait for all that was launched before it.
-        parts = np.split(torch.cat(flat, dim=1).cpu().numpy(), ends, axis=1)
-        for (name, column), part in zip(there.items(), parts, strict=True):
-            found[name] = part.reshape(column.shape)
+        host, end = torch.cat(flat, dim=1).cpu().numpy(), 0
+        for (name, column), each in zip(there.items(), flat, strict=True):
+            begin, end = end, end + each.shape[1]
+            found[name] = host[:, begin:end].reshape(column.shape)
     return {name: found[name] for name in columns}
 
 

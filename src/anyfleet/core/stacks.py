@@ -114,8 +114,10 @@ class Reports(Arrays):
     def number(self, name: str) -> Floats:
         """Return the number that each device reported under a name; NaN where there is none."""
         found = np.full(len(self), np.nan)
-        for rows in alike(self.stack_index):
-            number = int(self.stack_index[rows[0]])
+        some = [at for at, reported in enumerate(self.stacks) if name in reported]
+        alone = [np.flatnonzero(self.stack_index == number) for number in some[:1]]
+        for rows in alone if len(some) < 2 else alike(self.stack_index):
+            number = int(self.stack_index[rows[0]]) if len(rows) else -1
             values = self.stacks[number].get(name) if number >= 0 else None
             if values is None or values.ndim != 1:
                 continue
@@ -235,6 +237,9 @@ def lengths(tree: Params) -> Tensor:
 
     Infinite or NaN where some entry is. It waits for no accelerator.
     """
+    together = joint(tree)
+    if together is not None:
+        return _row_lengths(together)
     found = []
     for value in tree.values():
         flat = flattened(value)
@@ -246,6 +251,19 @@ def lengths(tree: Params) -> Tensor:
 def _row_lengths(rows: Tensor) -> Tensor:
     found: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
     return found
+
+
+def joint(tree: Params) -> Tensor | None:
+    """Return all tensors side by side, [devices, entries], or None if a copy would be large.
+
+    An operator on many small tensors takes as long as its calls.
+    """
+    first, *others = tree.values()
+    rows, numbers = len(first), sum(value.numel() for value in tree.values())
+    if not 0 < numbers <= block_numbers(first) or any(v.dtype != first.dtype for v in others):
+        return None
+    flat = [value.reshape(rows, value.numel() // rows) for value in tree.values()]
+    return torch.cat(flat, dim=1) if others else flat[0]
 
 
 def flattened(stack: Tensor) -> Tensor:

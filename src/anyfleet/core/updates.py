@@ -257,12 +257,19 @@ class Updates(Arrays):
             return self.take(counted).mean(weights[counted])
         # Normalised first: equal weights then give the same bits whatever their common value.
         weights = weights / weights.sum() if weights.sum() > 0 else weights
+        sums = {stack: stack.sums(weights[stack.rows]) for stack in self._ordered}
+        if len(sums) == 1 and weights.sum() > 0 and (alone := self._ordered[0]).together:
+            # Everybody trained the same, and the weights sum to 1.
+            return {name: alone.placed(name, value) for name, value in sums[alone].items()}
         found: dict[str, Tensor] = {}
         for name, aligned in self._aligned.items():
             total, mass = aligned.stacks[0].whole(name), aligned.stacks[0].whole(name)
             for stack in aligned.stacks:
                 mask, own = stack.mask(name), weights[stack.rows]
-                stack.add(total, name, masked(stack.values(name), mask), own)
+                if name in sums[stack]:
+                    stack.put(total, name, sums[stack][name])
+                else:
+                    stack.add(total, name, masked(stack.values(name), mask), own)
                 stack.add(mass, name, mask, own)
             found[name] = torch.where(mass > 0, total / mass, 0.0)
         return found
@@ -325,7 +332,7 @@ class Updates(Arrays):
 
     def norms(self) -> Floats:
         """Return the Euclidean length of every update."""
-        return _joint(self._each(lambda stack, name: stack.lengths(name)))
+        return _joint(self._each(OrderedStack.norms))
 
     def root_mean_squares(self) -> Floats:
         """Return the root mean square of every update, over the coordinates its device trained.
@@ -333,36 +340,33 @@ class Updates(Arrays):
         Narrow and wide slices compare by it. What a codec left out counts as zero; an update
         without a trained coordinate has 0.
         """
-        counts = self._each(lambda stack, name: stack.counts(name)).sum(axis=1)
+        counts = np.zeros(len(self))
+        for stack in self._ordered:
+            counts[stack.rows] = sum(value[0].numel() for value in stack.tree.values())
+        if any(stack.masked for stack in self._ordered):
+            counts = self._each(lambda s: [s.counts(name) for name in s.tree]).sum(axis=1)
         sizes: Floats = self.norms() / np.sqrt(np.maximum(counts, 1.0))
         return sizes
 
     def tree_norms(self, tree: Params) -> Floats:
         """Return the length of a tree of the whole model, over what each device trained of it."""
-        found = self._each(lambda stack, name: stack.lengths_of(name, tree[name]), tree)
-        return _joint(found)
+        return _joint(self._each(lambda s: [s.lengths_of(n, tree[n]) for n in s.tree if n in tree]))
 
     def dots(self, tree: Params) -> Floats:
         """Return the inner product of every update with a tree of the whole model."""
-        found = self._each(lambda stack, name: stack.dots(name, tree[name]), tree)
+        found = self._each(lambda s: [s.dots(n, tree[n]) for n in s.tree if n in tree])
         products: Floats = found.sum(axis=1)
         return products
 
-    def _each(
-        self, number: Callable[[OrderedStack, str], Tensor], tree: Params | None = None
-    ) -> Floats:
-        """Return a number for each update and tensor, 0 where an update has no such tensor.
-
-        With a tree, only of the tensors that it has.
-        """
-        names = [name for name in self._aligned if tree is None or name in tree]
-        parts = [(g, column) for column, n in enumerate(names) for g in self._aligned[n].stacks]
-        numbers = [number(stack, names[column]) for stack, column in parts]
-        found = np.zeros((len(self), len(names)))
-        if numbers:
+    def _each(self, numbers: Callable[[OrderedStack], Sequence[Tensor]]) -> Floats:
+        """Return the numbers of every update, side by side, 0 where others have more of them."""
+        parts = [(stack, column) for stack in self._ordered for column in enumerate(numbers(stack))]
+        found = np.zeros((len(self), 1 + max((column for _, (column, _) in parts), default=0)))
+        if parts:
             # Waited for together: each on its own would hold up a graphics card.
-            flat, bounds = torch.cat(numbers).cpu().numpy(), np.cumsum([len(n) for n in numbers])
-            for (stack, column), own in zip(parts, np.split(flat, bounds[:-1]), strict=True):
+            flat = torch.cat([own for _, (_, own) in parts]).cpu().numpy()
+            ends = np.cumsum([len(stack.rows) for stack, _ in parts])
+            for (stack, (column, _)), own in zip(parts, np.split(flat, ends[:-1]), strict=True):
                 found[stack.rows, column] = own
         return found
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -44,12 +45,10 @@ class Raw(Codec):
 
     def bits(self, symbols: Symbols, layout: MessageLayout) -> Tensor:
         size = 8 * self._type(layout).itemsize
-        devices = max((len(rows) for rows in symbols.numbers.values()), default=len(layout.key))
-        sums = [
-            sum(tensor.ends[column] - tensor.begins(column) for tensor in layout.tensors.values())
-            for column in range(layout.columns)
-        ]
-        return torch.tensor(sums, dtype=torch.float64).mul(size).expand(devices, -1)
+        devices = len(next(iter(symbols.numbers.values()), layout.key))
+        ends = [sum(each) for each in zip(*(t.ends for t in layout.tensors.values()), strict=True)]
+        sums = [size * (end - begin) for begin, end in pairwise([0, *(ends or [0])])]
+        return torch.tensor(sums, dtype=torch.float64).expand(devices, -1)
 
     def pack(self, symbols: Symbols, layout: MessageLayout) -> tuple[bytes, ...]:
         there = layout.columns if symbols.columns is None else symbols.columns

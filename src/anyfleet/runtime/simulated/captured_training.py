@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from anyfleet.core.local_training import Extent, Inputs, Lift, train, train_with
 from anyfleet.core.padding import unpaddable
@@ -35,10 +35,13 @@ def arithmetic(precision: Precision, device: torch.device) -> Iterator[None]:
 
     With "float32" nothing is changed: torch's own settings count.
     """
+    if precision == "float32":
+        yield
+        return
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
     before = products.allow_tf32, convolutions.allow_tf32
     # These settings are the whole process's: threads that train on a CPU leave them alone.
-    changed = precision != "float32" and device.type == "cuda"
+    changed = device.type == "cuda"
     with ExitStack() as stack:
         if precision == "bf16":
             stack.enter_context(torch.autocast(device.type, torch.bfloat16, cache_enabled=False))
@@ -121,15 +124,15 @@ class CapturedTraining:
         key = trainer, site, bounds, _layout(inputs)
         kind = type(trainer), context.task
         try:
-            hash(key)
+            graph = self._graphs.pop(key, None)
         except TypeError as error:
             self._refuse(kind, trainer, f"it cannot be told from others: {error}")
             return None
+        if graph is not None:
+            self._graphs[key] = graph  # the most recent is the last
+            return graph
         if kind in self._refused:
             return None
-        if key in self._graphs:
-            self._graphs[key] = graph = self._graphs.pop(key)  # the most recent is the last
-            return graph
         began = time.perf_counter()
         own = _static(inputs)
         steps = _CompiledSteps(self._warn) if self.compile and lift is vmap else None
@@ -167,8 +170,11 @@ class _Graph:
 
     graph: torch.cuda.CUDAGraph
     places: list[Tensor]  # of what each replay reads; of what devices share, of one device
-    result: TrainingResult
+    shared: list[bool]  # whether all devices of a stack read that place
+    results: list[Tensor]
+    shape: TreeSpec  # how a result is made of them
     held: int  # bytes
+    views: dict[int | None, tuple[list[Tensor], list[Tensor]]] = field(default_factory=dict)
     done: torch.cuda.Event = field(default_factory=torch.cuda.Event)  # it may be used again
 
     def replay(self, inputs: Inputs) -> TrainingResult:
@@ -177,18 +183,26 @@ class _Graph:
         stream.wait_event(self.done)
         count = len(inputs.key) if inputs.key.ndim else None
         values = [v[0] if _shared(v, count) else v for v in _leaves(inputs)]
-        places = [
-            place if place.shape == value.shape else place[:count]
-            for place, value in zip(self.places, values, strict=True)
-        ]
+        places, results = self._views(count)
         torch._foreach_copy_(places, values)
         self.graph.replay()
         # A copy, as the next replay writes over it.
-        result: TrainingResult = tree_map(
-            lambda value: (value if count is None else value[:count]).clone(), self.result
-        )
+        own = [torch.empty_like(value) for value in results]
+        torch._foreach_copy_(own, results)
         self.done.record(stream)
+        result: TrainingResult = tree_unflatten(own, self.shape)
         return result
+
+    def _views(self, count: int | None) -> tuple[list[Tensor], list[Tensor]]:
+        """Return where a stack of so many devices is read, and where its results are left."""
+        if count not in self.views:
+            places = [
+                place if shared or count is None else place[:count]
+                for place, shared in zip(self.places, self.shared, strict=True)
+            ]
+            results = [value if count is None else value[:count] for value in self.results]
+            self.views[count] = places, results
+        return self.views[count]
 
 
 def _capture(run: Callable[[], TrainingResult], inputs: Inputs) -> "_Graph | str":
@@ -217,8 +231,12 @@ def _capture(run: Callable[[], TrainingResult], inputs: Inputs) -> "_Graph | str
     finally:
         clear_workspaces()
     count = len(inputs.key) if inputs.key.ndim else None
-    places = [place[0] if _shared(place, count) else place for place in _leaves(inputs)]
-    return _Graph(graph, places, result, torch.cuda.memory_reserved(device) - before)
+    leaves = _leaves(inputs)
+    shared = [_shared(leaf, count) for leaf in leaves]
+    places = [leaf[0] if alike else leaf for leaf, alike in zip(leaves, shared, strict=True)]
+    results, shape = tree_flatten(result)
+    held = torch.cuda.memory_reserved(device) - before
+    return _Graph(graph, places, shared, results, shape, held)
 
 
 class _CompiledSteps:
@@ -323,9 +341,11 @@ def _per_device(inputs: Inputs) -> dict[str, Any]:
 
 
 def _leaves(inputs: Inputs) -> list[Tensor]:
-    own = _per_device(inputs)
-    trees = [own.pop(name) for name in ("params", "buffers", "hyperparameters")]
-    return [*(value for tree in trees for value in tree.values()), *own.values()]
+    """Return the tensors of what a graph reads at places of its own."""
+    trees = inputs.params, inputs.buffers, inputs.hyperparameters
+    own = (inputs.x, inputs.y) if inputs.rows is None else (inputs.rows,)
+    leaves = [value for tree in trees for value in tree.values()]
+    return [*leaves, inputs.valid, inputs.seen, inputs.key, *own]
 
 
 def _shared(value: Tensor, count: int | None) -> bool:
@@ -341,7 +361,7 @@ def _layout(inputs: Inputs) -> Hashable:
     names = tuple(inputs.params), tuple(inputs.buffers), tuple(inputs.hyperparameters)
     samples = None if inputs.rows is None else (_place(inputs.x), _place(inputs.y))
     size = None if count is None else stack_size(count)
-    return str(inputs.key.device), size, names, shapes, samples
+    return inputs.key.device, size, names, shapes, samples
 
 
 def _place(samples: Tensor) -> Hashable:

@@ -323,6 +323,8 @@ class _Stacks:
         if orders.kind not in TRAINING:
             return _executed(given, [carry_out(orders, states, task)], task)
         rows = stacks(orders, task, self._chunk, self._engine.workers)
+        if len(rows) == 1:
+            return _executed(given, self._trained([orders], states), task)
         done = self._trained([orders.take(some) for some in rows], states)
         order = np.argsort(np.concatenate(rows))
         replies = join([each.replies for each in done]).take(order)

@@ -37,8 +37,9 @@ def stacks(orders: Cohort, task: Task, chunk: int = 0, least: int = 1) -> list[I
     for alike_rows in shapes(orders, task):
         for rows in buckets(steps[alike_rows]):
             some = alike_rows[rows]
-            largest = some[np.argmax(samples[some])]
-            most = chunk or _fitting(orders.take([largest]), int(samples[largest]), task)
+            largest = int(some[np.argmax(samples[some])])
+            amount = int(samples[largest]), int(steps[largest])
+            most = chunk or _fitting(orders, largest, *amount, task)
             count = max(-(-len(some) // most), min(least, len(some)))
             found += np.array_split(some, count)
     return found
@@ -64,6 +65,8 @@ def shapes(orders: Cohort, task: Task) -> list[Ints]:
 
 def buckets(steps: Ints) -> list[Ints]:
     """Return rows of similar numbers of local steps, such that padding them costs least time."""
+    if steps.min() == steps.max():
+        return [np.arange(len(steps))]
     values, bucket, counts = np.unique(-steps, return_inverse=True, return_counts=True)
     before = np.concatenate([[0], np.cumsum(counts)])
     # From the most steps to the fewest: the least time of all buckets up to each value, and where
@@ -80,14 +83,13 @@ def buckets(steps: Ints) -> list[Ints]:
     return alike(np.searchsorted(ends[::-1], bucket, side="right"))
 
 
-def _fitting(order: Cohort, samples: int, task: Task) -> int:
-    """Return how many devices like that of a single order fit into the memory of a stack."""
+def _fitting(orders: Cohort, row: int, samples: int, steps: int, task: Task) -> int:
+    """Return how many devices like that of one order fit into the memory of a stack."""
     device = next(iter(task.params.values())).device
-    (steps,) = local_steps(order.hyperparameters, [samples])
-    batch = int(order.hyperparameters.batch_size[0])
+    batch = int(orders.hyperparameters.batch_size[row])
     amount = Amount(batch, samples_processed(steps, samples, batch), steps)
-    job, slice_ = order.job, order.slice_of(0)
-    (memory,) = training(job.trainer, task.blueprint, slice_, amount, "flops").memory
+    trainer, slice_ = orders.job.trainer, orders.slice_of(row)
+    (memory,) = training(trainer, task.blueprint, slice_, amount, "flops").memory
     if device.type == "cuda":
         room = _SHARE * torch.cuda.get_device_properties(device).total_memory
     else:
