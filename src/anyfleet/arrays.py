@@ -61,10 +61,12 @@ class Arrays:
         found: dict[str, Any] = {}
         for name, numbers in _names(type(self)):
             value = self.__dict__[name]
+            if type(value) is np.ndarray:
+                continue
             if isinstance(value, Arrays):
                 if (pruned := value.pruned()) is not value:
                     found[name] = pruned
-            elif numbers and value and isinstance(value, tuple):
+            elif numbers and value:
                 index, named = self.__dict__[numbers], np.zeros(len(value), dtype=bool)
                 named[index[index >= 0]] = True
                 if not named.all():

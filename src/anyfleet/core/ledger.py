@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -185,12 +186,17 @@ class LedgerWriter:
 
     def _facts(self, slices: Sequence[Slice]) -> dict[str, NDArray[Any]]:
         """Return what the ledger says of slices: an array each."""
-        local = [self._blueprint.local(each) for each in slices]
         return {
             "slice_width": np.array([width(each, self._blueprint) for each in slices]),
             "first_trained_layer": np.array([each.first_trained_layer for each in slices]),
-            "parameters": np.array([each.numel() for each in local]),
+            "parameters": np.array([_parameters(each, self._blueprint) for each in slices]),
         }
+
+
+@lru_cache(maxsize=4096)
+def _parameters(slice_: Slice, blueprint: Blueprint) -> int:
+    """Return how many parameters a slice has."""
+    return blueprint.local(slice_).numel()
 
 
 def known(values: Floats) -> Floats:

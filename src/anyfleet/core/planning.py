@@ -293,18 +293,19 @@ def _extracted(plans: Plans, method: Method, view: View, state: PlanningState) -
     """
     extract, own = method.extract, state.states["extract"]
     root, caller = rng.root(state.seed, "extract"), Caller("extract", extract, view.round_index)
-    # By visit: a device may be asked twice within a round of an asynchronous run.
-    visits = torch.from_numpy(state.visits[plans.device])
-    own_keys = rng.fold(rng.fold(root, torch.from_numpy(plans.device)), visits)
-    shared_key = rng.fold(root, view.round_index)
+    if extract.personal:
+        # By visit: a device may be asked twice within a round of an asynchronous run.
+        visits = torch.from_numpy(state.visits[plans.device])
+        keys = rng.fold(rng.fold(root, torch.from_numpy(plans.device)), visits)
+    else:
+        keys = rng.fold(root, view.round_index).expand(len(plans))
     known: dict[tuple[SubModelSize, int | None], Slice] = {}
 
     def cut(size: SubModelSize, row: int) -> Slice:
         device = int(plans.device[row]) if extract.personal else None
         if (size, device) not in known:
-            key = own_keys[row] if extract.personal else shared_key
             with during("extract", extract):
-                found = extract(size, view, own, key, device)
+                found = extract(size, view, own, keys[row], device)
             known[size, device] = cut_out(found, caller, view.blueprint)
         return known[size, device]
 

@@ -108,7 +108,7 @@ def _request(found: Any, caller: Caller, held: Ints) -> Request:
         devices = _numbers(devices, caller, due)
     due = "orders whose results are held, as the held_orders of a Request"
     orders = _numbers(found.held_orders, caller, due)
-    unknown = orders[~np.isin(orders, held)]
+    unknown = orders[~np.isin(orders, held)] if len(orders) else orders
     if len(unknown):
         caller.refuse(f"a Request of orders {unknown[:5].tolist()}", due)
     return replace(found, devices=devices, held_orders=orders)
@@ -139,6 +139,8 @@ def orders(found: Any, caller: Caller, known: Ints, what: str) -> Ints:
     """Check numbers of orders: each of them is `known`, and none is there twice."""
     due = f"an array of the numbers of orders that are {what}, none twice"
     wanted = _numbers(found, caller, due)
+    if not len(wanted):
+        return wanted
     unknown = wanted[~np.isin(wanted, known)]
     if len(unknown):
         caller.refuse(f"orders that are not {what} ({_listed(unknown)})", due)
@@ -193,7 +195,7 @@ def planned(found: Any, caller: Caller, before: Plans, blueprint: Blueprint) -> 
         came = f"a {type(declined).__name__}{length} for declined"
         caller.refuse(came, f"a tuple of {count}, one entry for each device")
     hyperparameters(found.hyperparameters, caller, count)
-    if not all(isinstance(reason, str) for reason in found.declined):
+    if not all(issubclass(kind, str) for kind in set(map(type, declined))):
         caller.refuse("declined without a text", 'the reason of each, or ""')
     for name in ("sub_model_sizes", "menus"):
         if not isinstance(getattr(found, name), tuple):
@@ -419,6 +421,8 @@ def _numbers(found: Any, caller: Caller, due: str) -> Ints:
 
 def _repeated(values: Sequence[int] | Ints) -> list[int]:
     """Return the values that are there more than once."""
+    if len(set(np.asarray(values, dtype=np.int64).tolist())) == len(values):
+        return []
     known, times = np.unique(np.asarray(values, dtype=np.int64), return_counts=True)
     found: list[int] = known[times > 1].tolist()
     return found

@@ -284,6 +284,8 @@ def _length(value: Tensor) -> float:
 def believable(reported: Conditions) -> Conditions:
     """Return the conditions with NaN for every loss that no device can have."""
     believed = np.abs(reported.loss) <= LARGEST
+    if (believed | np.isnan(reported.loss)).all():
+        return reported
     return replace(reported, loss=np.where(believed, reported.loss, np.nan))
 
 
@@ -405,7 +407,22 @@ def too_large(what: str, size: float, limit: str) -> str:
 
 def not_finite(new: Params, old: Params) -> list[str]:
     """Return the names of the tensors that have become infinite or NaN somewhere."""
+    if _all_finite([*new.values()]):
+        return []
     return [name for name, value in new.items() if not _finite(value) and _became(value, old, name)]
+
+
+def _all_finite(values: list[Tensor]) -> bool:
+    """Return whether all entries are surely finite; an accelerator is waited for only once.
+
+    Sums of large squares may overflow where the numbers themselves do not.
+    """
+    if not all(value.is_floating_point() for value in values):
+        return False
+    if not values:
+        return True
+    lengths = torch._foreach_norm(values)  # noqa: SLF001 - one call, where a loop is one each
+    return bool(torch.stack([length.double() for length in lengths]).isfinite().all())
 
 
 def _became(value: Tensor, old: Params, name: str) -> bool:

@@ -358,8 +358,9 @@ class Server:
     def _close(self, numbers: Ints) -> tuple[IssuedOrders, Flags]:
         """Take out orders that are no longer under way; return which of the numbers were."""
         rows, known = self.under_way.named(numbers)
-        closed = self.under_way.take(rows)
-        self.under_way = self.under_way.without(numbers)
+        closed, left = self.under_way.take(rows), np.ones(len(self.under_way), dtype=bool)
+        left[rows] = False
+        self.under_way = self.under_way.take(left)
         if self.offered:
             kept = [~np.isin(each.orders.id, numbers) for each in self.offered]
             pairs = zip(self.offered, kept, strict=True)
@@ -462,8 +463,8 @@ class Server:
         if len(trained):
             updates = incoming.trained(trained, self.params)
             found["params"] = self._compared("params", updates, trained.orders.order)
-        measured = trained.take(trained.replies.with_statistics)
-        if len(measured):
+        if trained.replies.with_statistics.any():
+            measured = trained.take(trained.replies.with_statistics)
             updates = incoming.statistics(measured, self.buffers)
             found["buffers"] = self._compared("buffers", updates, measured.orders.order)
         refused: dict[int, str] = {}
@@ -566,6 +567,8 @@ class Server:
 def _surveys(replied: RepliedOrders) -> tuple[Reply, ...]:
     """Return the replies that are not about training, as the caller of the loop sees them."""
     orders, replies = replied.orders, replied.replies
+    if all(kind in _TRAINING for kind in orders.kinds):
+        return ()
     return tuple(
         Reply(
             device=int(orders.device[row]),

@@ -183,7 +183,9 @@ def trainings(
         prices = _prices(blueprint, slices[int(index[first])], batch, known)
         some = amounts.processed[rows], amounts.local_steps[rows]
         with during("train", train):
-            works = [_works(train, priced, *some) for priced in prices]
+            # Most slices train all layers, and many are the whole model.
+            different = {priced: _works(train, priced, *some) for priced in dict.fromkeys(prices)}
+        works = [different[priced] for priced in prices]
         parts.append(_demand(prices, works, *some, counting))
     if len(parts) == 1:
         return parts[0]

@@ -105,7 +105,7 @@ class OrderStatuses(Arrays):
 
     def of_kind(self, *kinds: Kind) -> "OrderStatuses":
         """Return the orders of these kinds."""
-        return self.where(np.isin(self.kind, kinds))
+        return self.where(np.isin(self.kind, kinds)) if len(self) else self
 
     @property
     def training(self) -> "OrderStatuses":
