@@ -268,7 +268,7 @@ def _inputs(cohort: Cohort, params: Params, buffers: Params, samples: Ints, task
 
 def _stacked(labels: list[Tensor]) -> Tensor:
     """Return tensors as a stack; one that all devices share is expanded."""
-    alike = all(each is labels[0] for each in labels)
+    alike = len(set(map(id, labels))) == 1
     return _expanded(labels[0], len(labels)) if alike else torch.stack(labels)
 
 
@@ -311,14 +311,14 @@ def _numbers(launched: Launched) -> dict[str, Floats]:
     measured = launched.result.report
     # Vectors that nobody asked for stay where they are.
     asked = {n: v for n, v in measured.items() if v.ndim == 1} | reported(measured, job)
-    zeros = torch.zeros(len(launched.cohort))
     columns = {
         **asked,
         _MODEL: compressed.bits.double().sum(1),
-        _MASKS: stacked_mask_bits(mask) if mask else zeros.to(compressed.bits.device),
         _DISTORTION: compressed.distortion,
+        **({_MASKS: stacked_mask_bits(mask)} if mask else {}),
+        **({_NORM: _norms(launched.change)} if _NORM in job.report else {}),
     }
-    return on_host(columns | ({_NORM: _norms(launched.change)} if _NORM in job.report else {}))
+    return {_MASKS: np.zeros(len(launched.cohort)), **on_host(columns)}
 
 
 def _norms(change: Params) -> Tensor:

@@ -65,9 +65,16 @@ def _compressed(
     with during(caller.slot, caller.part):
         found = caller.part.compress(rows, sent_fraction, layout, layout.flattened(state))
     found = compressed(found, caller, rows)
+    # Rows that come back as they were are the tensors themselves.
+    same = {
+        name: tree[name]
+        for name, each in rows.items()
+        if found.received.get(name) is each and tree[name].is_contiguous()
+    }
+    alike = len(same) == len(found.received)
     return replace(
         found,
-        received=layout.unflattened(found.received),
+        received=same if alike else layout.unflattened(found.received),
         kept=layout.unflattened(found.kept),
         state=layout.unflattened(found.state),
     )

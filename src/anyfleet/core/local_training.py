@@ -97,8 +97,8 @@ def as_tensors(
     """Return hyperparameters as tensors, on the device and in the precision of the model."""
     steps = TrainingAmounts.of(hyperparameters, np.array(samples)).local_steps
     # Rows that have one type travel to the device of the model together.
-    numbers = torch.from_numpy(np.stack([hyperparameters.lr, hyperparameters.sent_fraction]))
-    counts = torch.from_numpy(np.stack([hyperparameters.batch_size, steps]))
+    numbers = torch.from_numpy(np.array([hyperparameters.lr, hyperparameters.sent_fraction]))
+    counts = torch.from_numpy(np.array([hyperparameters.batch_size, steps]))
     lr, sent_fraction = numbers.to(like).unbind()
     batch_size, most = counts.to(like.device).unbind()
     return {
@@ -315,11 +315,11 @@ def samples_of(task: Task, devices: Sequence[int]) -> Samples:
 
     Padding repeats the last row of a device: zeros may have no gradient, and NaN × 0 is NaN.
     """
-    resident = isinstance(task, Resident)
-    x, y, rows, begins, sizes = _table(task) if resident else _joined(task, devices)
-    some = np.asarray(devices) if resident else np.arange(len(devices))
+    table = _table(task)
+    x, y, rows, begins, sizes = table or _joined(task, devices)
+    some = np.asarray(devices) if table else np.arange(len(devices))
     most = max(1, int(sizes[some].max()))
-    columns = torch.from_numpy(np.stack([begins[some], sizes[some]])).to(x.device)
+    columns = torch.from_numpy(np.array([begins[some], sizes[some]])).to(x.device)
     begin, size = columns.unsqueeze(-1).unbind(0)
     place = torch.arange(most, device=x.device)
     last = torch.minimum(place, (size - 1).clamp(min=0))
@@ -339,8 +339,10 @@ class _Rows(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def _table(task: Any) -> _Rows:
-    """Return the rows of all devices of a task whose samples are resident, beside them."""
+def _table(task: Task) -> _Rows | None:
+    """Return the rows of all devices beside the samples, or None if these are not resident."""
+    if not isinstance(task, Resident):
+        return None
     own = [*task.train_rows]
     return _rows(task.train.x, task.train.y, torch.cat(own), [len(each) for each in own])
 

@@ -64,17 +64,23 @@ class OrderedStack:
         """The first tensors, which say what names and shapes all have."""
         return self.runs[0].stack.trees["delta"]
 
-    @property
-    def masked(self) -> bool:
-        """Whether rows may have trained only some entries of a tensor."""
-        return bool(self.runs[0].stack.masks)
+    @cached_property
+    def masked(self) -> tuple[str, ...]:
+        """The tensors of which rows may have trained only some entries."""
+        masks = self.runs[0].stack.masks
+        return tuple(name for name in self.tree if base(name) in masks) if masks else ()
 
     @cached_property
     def joint(self) -> Tensor | None:
-        """All tensors side by side, [rows, entries]; None if they are large or masked."""
-        if self.masked or not self.tree:
+        """All changes side by side, [rows, entries], 0 where not trained; None if it were large."""
+        first = next(iter(self.tree.values()), None)
+        entries = sum(value[0].numel() for value in self.tree.values())
+        if first is None or len(self.rows) * entries > block_numbers(first):
             return None
-        together = joint({name: self._came(name) for name in self.tree})
+        came = {name: self._came(name) for name in self.tree}
+        for name in self.masked:
+            came[name] = masked(flattened(came[name]), self.mask(name))
+        together = joint(came)
         return None if together is None else self._scaled(together)
 
     def whole(self, name: str) -> Tensor:
@@ -127,11 +133,9 @@ class OrderedStack:
         return torch.cat(found)
 
     def counts(self, name: str) -> Tensor:
-        """Return how many entries of a tensor each row trained."""
+        """Return how many entries of a tensor that is masked each row trained."""
         mask = self.mask(name)
-        if mask is None:
-            value = self.tree[name]
-            return value.new_full((len(self.rows),), value[0].numel(), dtype=torch.float64)
+        assert mask is not None
         return (mask > 0).sum(dim=1, dtype=torch.float64)
 
     def lengths_of(self, name: str, value: Tensor) -> Tensor:
@@ -166,19 +170,19 @@ class OrderedStack:
 
     @property
     def together(self) -> bool:
-        """Whether all rows trained the same coordinates, in few operators."""
-        return self.shared and self.joint is not None
+        """Whether all rows trained the same coordinates, and their sums are `sums`."""
+        return self.shared and not self.masked and self.joint is not None
 
     def sums(self, weights: Floats) -> dict[str, Tensor]:
         """Return the weighted sums of all tensors, in the coordinates of the slice.
 
-        {} unless rows are summed `together`.
+        {} unless all rows have one slice and `joint` is there.
         """
-        if not self.together or self.joint is None:
+        if not self.shared or self.joint is None:
             return {}
         shapes = [value.shape[1:] for value in self.tree.values()]
         flat = weighted_sum(self.joint, torch.from_numpy(weights).to(self.joint))
-        parts = flat.split([shape.numel() for shape in shapes])
+        parts = torch.split(flat, [shape.numel() for shape in shapes])
         each = zip(self.tree, parts, shapes, strict=True)
         return {name: part.view(shape) for name, part, shape in each}
 

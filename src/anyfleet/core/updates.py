@@ -342,9 +342,9 @@ class Updates(Arrays):
         """
         counts = np.zeros(len(self))
         for stack in self._ordered:
-            counts[stack.rows] = sum(value[0].numel() for value in stack.tree.values())
-        if any(stack.masked for stack in self._ordered):
-            counts = self._each(lambda s: [s.counts(name) for name in s.tree]).sum(axis=1)
+            whole = (v[0].numel() for name, v in stack.tree.items() if name not in stack.masked)
+            counts[stack.rows] = sum(whole)
+        counts += self._each(lambda s: [s.counts(name) for name in s.masked]).sum(axis=1)
         sizes: Floats = self.norms() / np.sqrt(np.maximum(counts, 1.0))
         return sizes
 
