@@ -57,6 +57,12 @@ def test_rows_keep_what_they_list_when_they_are_joined_and_picked() -> None:
     assert told(both.take(both.id > 1)) == [ROWS[2], *OTHERS]
 
 
+def test_what_is_equal_is_listed_once_even_if_it_was_made_anew() -> None:
+    """As in a run that was resumed, whose texts and slices are read and not those of the code."""
+    again = made(5, ("".join(["b"]), ("c", "d")[0]))
+    assert join([ONE, again]).names == ("a", "b", "c")
+
+
 def test_rows_are_put_in_the_place_of_others() -> None:
     assert told(ONE.put(np.array([0, 2]), TWO.take([0, 1]))) == [OTHERS[0], ROWS[1], OTHERS[1]]
     assert told(ONE.put(np.arange(3), TWO)) == OTHERS

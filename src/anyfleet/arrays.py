@@ -156,18 +156,32 @@ def _merged(lists: Sequence[Any], index: Sequence[Ints]) -> tuple[Any, Ints]:
         starts = np.cumsum([0, *map(len, lists)])
         moved = [rows + start for rows, start in zip(index, starts, strict=False)]
         return np.concatenate(lists), np.concatenate(moved)
-    places: dict[int, int] = {}  # by identity: comparing tensors would cost more than it saves
+    places: dict[Any, int] = {}
     merged: list[Any] = []
     numbers = []
     for entries, rows in zip(lists, index, strict=True):
-        for entry in entries:
-            if id(entry) not in places:
-                places[id(entry)] = len(merged)
+        keys = [_key(entry) for entry in entries]
+        for key, entry in zip(keys, entries, strict=True):
+            if key not in places:
+                places[key] = len(merged)
                 merged.append(entry)
         # The last one stands for the number -1.
-        at = np.array([*(places[id(entry)] for entry in entries), -1], dtype=np.int64)
+        at = np.array([*(places[key] for key in keys), -1], dtype=np.int64)
         numbers.append(at[rows])
     return tuple(merged), np.concatenate(numbers)
+
+
+def _key(entry: Any) -> Any:
+    """Return what is equal for entries that are the same.
+
+    Values are compared: those of a resumed run are others than those that are made anew. What holds
+    tensors is known by its identity.
+    """
+    try:
+        hash(entry)
+    except TypeError:
+        return (id(entry),)
+    return entry
 
 
 def _concatenate(values: Sequence[Any]) -> Any:
