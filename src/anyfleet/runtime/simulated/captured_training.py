@@ -242,9 +242,9 @@ def _capture(run: Callable[[], TrainingResult], inputs: Inputs) -> "_Graph | str
 class _CompiledSteps:
     """What maps a local step over a stack and compiles it.
 
-    `torch.compile` stops at what maps and differentiates in here, so it gains nothing. The step is
-    traced through both down to plain operators instead, and these are compiled. Steps that are the
-    same operators are compiled once.
+    The step is traced through mapping and differentiation down to plain operators, and these are
+    compiled: `torch.compile` of the step as it is gained nothing. Steps that are the same operators
+    are compiled once.
     """
 
     def __init__(self, warn: Callable[[str], None]) -> None:
