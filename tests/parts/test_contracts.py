@@ -135,6 +135,7 @@ PARTS: list[Any] = [
     runtime.Sequential(),
     runtime.Threads(workers=3),
     runtime.Stacked(chunk=7),
+    runtime.Workers(count=2),
     levels(speeds=(1e9, 1e8), mortality=0.1),
     world.Uniform(0.1, 0.2),
     world.Normal(400.0, 80.0, low=1.0),

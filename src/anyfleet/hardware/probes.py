@@ -104,16 +104,14 @@ def weigh(
     """Return the peak memory of training a slice with `train` on a few batches of `batch` samples.
 
     The model and all tensors that operators make during an order count as long as they are held.
-    The data of the device do not count, since they need not be in memory all at once; neither does
-    what libraries use inside, nor Python itself.
+    The data of the device do not count: they are there before the order, and need not be in memory
+    all at once. Neither does what libraries use inside, nor Python itself.
     """
     order = _order(task, slice_, replace(train, local_steps=STEPS, batch_size=batch))
     with _one_thread(), Live() as live:
         client.work(order, (DeviceState(),), task)
     received = sum(v.nbytes for tree in order.trees_of(0).values() for v in tree.values())
-    data = task.data(0)
-    measured = live.peak + received - data.x.nbytes - data.y.nbytes
-    return Peak(net, float(measured), float(_demand(order, task).memory[0]))
+    return Peak(net, float(live.peak + received), float(_demand(order, task).memory[0]))
 
 
 def _order(task: Task, slice_: Slice, train: Gradient) -> Cohort:

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -307,16 +308,20 @@ class _Stacks:
         self._pool = _pool(engine.workers, 1) if engine.workers > 1 else None
         self._streams: list[torch.cuda.Stream] = []
         self._runner = CapturedTraining(engine.precision, compile=engine.compile)
-        self._chunk = engine.chunk
-        reason = unpaddable(task)
-        if reason:
-            self._chunk = 1
-            warnings.warn(
-                f"Stacked: devices are trained one at a time, since samples see each other: "
-                f"{reason}. Choose engine Workers, which trains them side by side.",
-                AnyfleetWarning,
-                stacklevel=4,
-            )
+
+    @cached_property
+    def _chunk(self) -> int:
+        """The most devices of a stack; found, and told if it is one, when the first are trained."""
+        reason = unpaddable(self._task)
+        if not reason:
+            return self._engine.chunk
+        warnings.warn(
+            f"Stacked: devices are trained one at a time, since samples see each other: "
+            f"{reason}. Choose engine Workers, which trains them side by side.",
+            AnyfleetWarning,
+            stacklevel=2,
+        )
+        return 1
 
     def execute(self, given: Assignment, states: DeviceStates) -> Executed:
         orders, task = given.orders, self._task
