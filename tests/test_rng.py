@@ -182,6 +182,23 @@ def test_a_key_on_the_host_is_the_one_that_a_device_computes(
     assert torch.equal(mapped[0].reshape(-1)[:1], by_tensors.reshape(-1)[:1])
 
 
+@pytest.mark.parametrize("count", [0, 1, 9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numbers_on_the_host_are_those_that_a_device_computes(
+    count: int, dtype: torch.dtype
+) -> None:
+    keys = torch.tensor(NUMBERS)
+    # Mapped, they are computed by tensors, as on an accelerator.
+    for draw in (
+        lambda key: rng.bits(key, count),
+        lambda key: rng.uniform(key, count, dtype),
+        lambda key: rng.normal(key, count, dtype),
+    ):
+        mapped = vmap(draw)(keys)
+        assert torch.equal(draw(keys), mapped)
+        assert torch.equal(draw(keys[2]), mapped[2])
+
+
 def test_a_traced_fold_stays_a_function_of_its_key() -> None:
     key = rng.root(0, "traced")
     traced = make_fx(lambda own: rng.fold(own, 3))(key)

@@ -95,6 +95,9 @@ def _mixed(number: int) -> int:
 
 def bits(key: Tensor, count: int) -> Tensor:
     """Return `count` hashed 64-bit integers."""
+    if _on_host(key):
+        steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN + _WRAP)
+        return torch.from_numpy(_hashed(_unsigned(key)[..., None] + steps).view(np.int64))
     index = torch.arange(count, dtype=torch.int64, device=key.device)
     # ~i is -(i + 1). A compiler that knew the product for a multiple of the index would write it
     # with 32 bits.
@@ -103,13 +106,15 @@ def bits(key: Tensor, count: int) -> Tensor:
 
 def uniform(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """Return `count` numbers in [0, 1)."""
+    if _on_host(key):
+        return uniforms(key.reshape(-1), count, dtype).view(*key.shape, count)
     return _fraction(bits(key, count), dtype)
 
 
 def uniforms(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """Return the numbers of `uniform` for many keys, [keys, count]; faster, but not for `vmap`."""
     if key.device.type != "cpu":
-        return uniform(key, count, dtype)
+        return _fraction(bits(key, count), dtype)
     keys, block = _unsigned(key)[:, None], max(1, _BLOCK // max(1, len(key)))
     found = np.empty((len(key), count), np.float32 if dtype == torch.float32 else np.float64)
     for begin in range(0, count, block):
