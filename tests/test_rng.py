@@ -1,6 +1,7 @@
 """Every random number has an address."""
 
 import math
+from collections.abc import Callable
 from itertools import islice
 
 import pytest
@@ -188,12 +189,13 @@ def test_numbers_on_the_host_are_those_that_a_device_computes(
     count: int, dtype: torch.dtype
 ) -> None:
     keys = torch.tensor(NUMBERS)
-    # Mapped, they are computed by tensors, as on an accelerator.
-    for draw in (
+    draws: list[Callable[[torch.Tensor], torch.Tensor]] = [
         lambda key: rng.bits(key, count),
         lambda key: rng.uniform(key, count, dtype),
         lambda key: rng.normal(key, count, dtype),
-    ):
+    ]
+    for draw in draws:
+        # Mapped, they are computed by tensors, as on an accelerator.
         mapped = vmap(draw)(keys)
         assert torch.equal(draw(keys), mapped)
         assert torch.equal(draw(keys[2]), mapped[2])

@@ -45,7 +45,7 @@ def test_a_graph_is_eager_training_bit_for_bit(name: str, norm: str, precision: 
     task, trainer = small.task(equal=False).to(DEVICE), TRAINERS[name]
     runner = CapturedTraining(precision)
     for round_index in range(3):
-        devices = [(round_index + i) % 8 for i in range(4)]  # a size that is not padded
+        devices = [(round_index + i) % 8 for i in range(5)]  # a size that is not padded
         given = stack(task, trainer, devices, norm=NORMS[norm], round_index=round_index)
         plain = eager(trainer, given, precision)
         assert same_bits(runner(trainer, *given, lift=vmap, cohort_key=3), plain)
@@ -66,7 +66,7 @@ def test_graphs_run_side_by_side() -> None:
     task = small.task().to(DEVICE)
     widths = (1.0, 0.5, 0.25)
     stacks = [
-        stack(task, PLAIN, list(range(4)), slice_=task.blueprint.prefix(w), width=w) for w in widths
+        stack(task, PLAIN, list(range(5)), slice_=task.blueprint.prefix(w), width=w) for w in widths
     ]
     runner = CapturedTraining()
     expected = [eager(PLAIN, given) for given in stacks]
@@ -118,14 +118,14 @@ def test_a_trainer_that_waits_is_not_captured_and_a_warning_says_so_once() -> No
     assert len(caught) == 1
     assert all(same_bits(each, eager(trainer, given)) for each in found)
     # What can be captured still is.
-    plain = stack(task, PLAIN, [0, 1, 2, 3])
+    plain = stack(task, PLAIN, [0, 1, 2, 3, 4])
     assert same_bits(runner(PLAIN, *plain, lift=vmap, cohort_key=3), eager(PLAIN, plain))
 
 
 def test_memory_is_bounded_by_letting_go_of_old_graphs() -> None:
     task = small.task().to(DEVICE)
     runner = CapturedTraining(share=0.0)
-    for count in (4, 8, 4):
+    for count in (5, 2, 5):
         given = stack(task, PLAIN, list(range(count)))
         found = runner(PLAIN, *given, lift=vmap, cohort_key=3)
         assert same_bits(found, eager(PLAIN, given))

@@ -5,10 +5,11 @@ thousands. What a graph reads at fixed places is copied there before each replay
 read where they lie. The results of a graph are those of `local_training.train` bit for bit.
 """
 
+import gc
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from anyfleet.core.local_training import Extent, Inputs, Lift, train, train_with
 from anyfleet.core.padding import unpaddable
@@ -26,41 +28,43 @@ from anyfleet.tracebacks import quoted
 
 Precision = Literal["float32", "tf32", "bf16"]
 
-_FINE = 32  # up to here stack sizes are multiples of four, above in sixteenths of a power of two
-
 
 @contextmanager
 def arithmetic(precision: Precision, device: torch.device) -> Iterator[None]:
     """Compute in a precision in here: products in tf32 or bfloat16, parameters in float32.
 
-    With "float32" nothing is changed: torch's own settings count.
+    With "float32" torch's own settings count. On a CUDA device convolutions give the same bits in
+    every run, so that a resumed run does.
     """
-    if precision == "float32":
-        yield
-        return
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = products.allow_tf32, convolutions.allow_tf32
+    before = products.allow_tf32, convolutions.allow_tf32, convolutions.deterministic
     # These settings are the whole process's: threads that train on a CPU leave them alone.
     changed = device.type == "cuda"
     with ExitStack() as stack:
         if precision == "bf16":
             stack.enter_context(torch.autocast(device.type, torch.bfloat16, cache_enabled=False))
         if changed:
+            convolutions.deterministic = True
+        if changed and precision != "float32":
             products.allow_tf32 = convolutions.allow_tf32 = True
         try:
             yield
         finally:
             if changed:
-                products.allow_tf32, convolutions.allow_tf32 = before
+                products.allow_tf32, convolutions.allow_tf32, convolutions.deterministic = before
 
 
 def stack_size(count: int) -> int:
     """Return the size to which a stack of so many devices is padded, so that few are captured.
 
-    It is a rule, not a memory of earlier sizes: a resumed run pads as the first one did.
+    Sizes are multiples of 5 up to 20, of 10 up to 1,000 and so on: cohorts of round numbers are not
+    padded, and those that are divided among widths by chance have few sizes. It is a rule, not a
+    memory of earlier sizes: a resumed run pads as the first one did.
     """
-    step = 4 if count <= _FINE else 1 << (count.bit_length() - 5)
-    return count if count <= 2 else -(-count // step) * step
+    if count <= 2:
+        return count
+    step = 5 if count <= 20 else 10 ** max(1, len(str(count - 1)) - 2)
+    return -(-count // step) * step
 
 
 class CapturedTraining:
@@ -140,7 +144,7 @@ class CapturedTraining:
         def run() -> TrainingResult:
             return train_with(draws, trainer, context, own, bounds, lift=lift, lift_step=steps)
 
-        found = _capture(run, own)
+        found = _capture(run, own, steps)
         self.seconds += time.perf_counter() - began
         if isinstance(found, str):
             self._refuse(kind, trainer, found)
@@ -174,6 +178,7 @@ class _Graph:
     results: list[Tensor]
     shape: TreeSpec  # how a result is made of them
     held: int  # bytes
+    read: tuple[object, ...]  # what holds the other memory that it reads: a graph knows addresses
     views: dict[int | None, tuple[list[Tensor], list[Tensor]]] = field(default_factory=dict)
     done: torch.cuda.Event = field(default_factory=torch.cuda.Event)  # it may be used again
 
@@ -205,8 +210,50 @@ class _Graph:
         return self.views[count]
 
 
-def _capture(run: Callable[[], TrainingResult], inputs: Inputs) -> "_Graph | str":
-    """Return the graph of a training, or why there is none; what it raises uncaptured is raised."""
+class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that keeps the tensors that are read in it and were not made in it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tensors: dict[int, Tensor] = {}
+        self._made: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, and keep what it reads."""
+        for each in tree_leaves((args, kwargs)):
+            if isinstance(each, Tensor) and _memory(each) not in self._made:
+                self.tensors.setdefault(_memory(each), each)
+        found = func(*args, **(kwargs or {}))
+        self._made |= {_memory(each) for each in tree_leaves(found) if isinstance(each, Tensor)}
+        # An operator that returns its argument, or a view of it, has not made it.
+        self._made -= self.tensors.keys()
+        return found
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Keep garbage in here, after collecting all: a graph that goes would break a capture."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _capture(
+    run: Callable[[], TrainingResult], inputs: Inputs, steps: "_CompiledSteps | None"
+) -> "_Graph | str":
+    """Return the graph of a training, or why there is none; what it raises uncaptured is raised.
+
+    Compiled steps hold the constants that they read.
+    """
     from torch._C import _cuda_clearCublasWorkspaces as clear_workspaces
 
     device = inputs.key.device
@@ -221,8 +268,13 @@ def _capture(run: Callable[[], TrainingResult], inputs: Inputs) -> "_Graph | str
     graph = torch.cuda.CUDAGraph()
     # The workspace of a product must be the graph's own: two graphs may run side by side.
     clear_workspaces()
+    reads = Reads()
     try:
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with (
+            _without_collection(),
+            torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+            reads if steps is None else nullcontext(),
+        ):
             result = run()
     except RuntimeError as error:
         torch.cuda.synchronize(device)
@@ -236,7 +288,8 @@ def _capture(run: Callable[[], TrainingResult], inputs: Inputs) -> "_Graph | str
     places = [leaf[0] if alike else leaf for leaf, alike in zip(leaves, shared, strict=True)]
     results, shape = tree_flatten(result)
     held = torch.cuda.memory_reserved(device) - before
-    return _Graph(graph, places, shared, results, shape, held)
+    read = (*reads.tensors.values(), steps)
+    return _Graph(graph, places, shared, results, shape, held, read)
 
 
 class _CompiledSteps:
