@@ -8,6 +8,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -30,12 +31,13 @@ from anyfleet.world.quantities import (
     Time,
     at,
     bounds,
+    changes,
     slot,
     slot_end,
     until,
 )
 
-__all__ = ["Redrawn", "Replayed", "Wandering", "period_faults"]
+__all__ = ["Redrawn", "Replayed", "Wandering", "changes_by_round", "period_faults"]
 
 # Seconds of a slot: the number of slots that have passed must be exact.
 _SHORTEST = 1e-6
@@ -45,8 +47,8 @@ _NEGLIGIBLE = 1e-6
 _FARTHEST = 8.0
 # With a larger spread, cutting at the farthest would lose more than 1e-4 of the mean.
 _WIDEST = 4.0
-# How many of each are hashed at a time: intermediate results stay in the processor's cache.
-_DEVICES, _INNOVATIONS = 1024, 64
+# Innovations hashed at a time: intermediate results stay in the processor's cache.
+_BLOCK = 1 << 15
 
 
 def period_faults(owner: str, every: float | None) -> Iterator[str]:
@@ -120,7 +122,9 @@ class Wandering(TakesMoments):
         yield from period_faults("Wandering", self.every)
 
     def at(self, keys: Tensor, when: Time) -> Floats:
-        mean = at(self.mean, rng.fold(keys, "mean"), when)
+        # A plain number needs no keys.
+        own = keys if isinstance(self.mean, int | float) else rng.fold(keys, "mean")
+        mean = at(self.mean, own, when)
         z = _autoregressive(keys, slot(when, self.every), self.persistence)
         return mean * self._factor(np.clip(z, -_FARTHEST, _FARTHEST))
 
@@ -142,26 +146,39 @@ def _autoregressive(keys: Tensor, now: int | Tensor, persistence: float) -> Floa
 
     Innovations before slot 0 have addresses like all others: the process has no beginning.
     """
+    weights, slots = _weights(persistence), np.broadcast_to(np.asarray(now), len(keys))
+    block = max(1, _BLOCK // len(weights))
+    starts = range(0, len(keys), block)
+    parts = [_weighted(keys[i : i + block], slots[i : i + block], weights) for i in starts]
+    return np.concatenate([np.empty(0), *parts])
+
+
+def _weighted(keys: Tensor, now: Ints, weights: Floats) -> Floats:
+    """Return the sum of weight × innovation, the latest first.
+
+    Where a device is followed by itself, a little later, both share innovations.
+    """
+    count, own = len(weights), keys.numpy()
+    fresh, later = np.full(len(own), count), now[1:] - now[:-1]
+    shared = np.flatnonzero((own[1:] == own[:-1]) & (later >= 0) & (later < count))
+    fresh[1 + shared] = later[shared]
+    latest = np.cumsum(fresh) - 1
+    row = np.repeat(np.arange(len(own)), fresh)
+    slots = (now - latest)[row] + np.arange(len(row))
+    addresses = rng.fold(torch.from_numpy(own[row]), torch.from_numpy(slots))
+    innovations = rng.normal(addresses, 1)[:, 0].numpy()
+    # Added one after the other: a sum must not depend on how many devices are computed with it.
+    window = innovations[latest[:, None] - np.arange(count)]
+    return np.cumsum(weights * window, axis=1)[:, -1]
+
+
+@lru_cache(maxsize=256)
+def _weights(persistence: float) -> Floats:
+    """Return the weights of the innovations that are kept, the latest first."""
     weights = persistence ** np.arange(_innovation_count(persistence), dtype=np.float64)
-    # The innovations that are kept make up for the variance of those left out.
+    # They make up for the variance of those left out.
     weights /= np.sqrt(np.square(weights).sum())
-    blocks = torch.split(keys, _DEVICES)
-    slots = torch.split(now, _DEVICES) if isinstance(now, Tensor) else [now] * len(blocks)
-    pairs: Iterable[tuple[Tensor, int | Tensor]] = zip(blocks, slots, strict=True)
-    return np.concatenate([_weighted_innovations(*pair, weights) for pair in pairs])
-
-
-def _weighted_innovations(keys: Tensor, now: int | Tensor, weights: Floats) -> Floats:
-    """Return the sum of weight × innovation, the latest first."""
-    total = np.zeros(len(keys))
-    for start in range(0, len(weights), _INNOVATIONS):
-        some = weights[start : start + _INNOVATIONS]
-        slots = now - start - torch.arange(len(some))[:, None]
-        innovations = rng.normal(rng.fold(keys, slots), 1)[..., 0].numpy()
-        # Added one after the other: a sum must not depend on how many devices are computed with it.
-        for weight, innovation in zip(some, innovations, strict=True):
-            total += weight * innovation
-    return total
+    return weights
 
 
 def _innovation_count(persistence: float) -> int:
@@ -218,6 +235,15 @@ class Replayed(TakesMoments):
         share = rng.uniform(rng.fold(keys, "start"), 1)[:, 0]
         starts: Ints = (share * len(self._rows)).long().numpy()
         return starts
+
+
+def changes_by_round(number: Number) -> bool:
+    """Return whether a new round may change a number, as far as is known of it."""
+    if not changes(number):
+        return False
+    if isinstance(number, Wandering):
+        return number.every is None or changes_by_round(number.mean)
+    return not isinstance(number, Redrawn | Replayed) or number.every is None
 
 
 def _read(file: Path, field: str) -> list[float]:

@@ -94,10 +94,14 @@ LEAST, MOST = 1e-9, 1e30
 _T = TypeVar("_T", bound=np.generic)
 
 
-def ask(part: object, when: Time, call: Callable[[When, Ints | None], NDArray[_T]]) -> NDArray[_T]:
-    """Return what a part answers: `call` takes a time, and the rows it is for; None is all."""
+Rows = Ints | slice  # of an array: a slice where that is all of them, which costs nothing
+ALL = slice(None)
+
+
+def ask(part: object, when: Time, call: Callable[[When, Rows], NDArray[_T]]) -> NDArray[_T]:
+    """Return what a part answers: `call` takes a time, and the rows it is for."""
     if isinstance(when, When) or isinstance(part, TakesMoments):
-        return call(cast("When", when), None)
+        return call(cast("When", when), ALL)
     distinct = when.distinct()
     answers = np.concatenate([call(moment, rows) for moment, rows in distinct])
     found = np.empty_like(answers)
@@ -105,15 +109,15 @@ def ask(part: object, when: Time, call: Callable[[When, Ints | None], NDArray[_T
     return found
 
 
-def of_rows(when: Time, rows: Ints) -> Time:
+def of_rows(when: Time, rows: Rows) -> Time:
     """Return the points in time of these rows."""
-    return when if isinstance(when, When) else when.take(rows)
+    return when if isinstance(when, When) or isinstance(rows, slice) else when.take(rows)
 
 
-def some(keys: Tensor, rows: Ints | None) -> Tensor:
-    """Return the keys of these rows; of all, without any."""
+def some(keys: Tensor, rows: Rows) -> Tensor:
+    """Return the keys of these rows."""
     # Torch is slow with an index that is a NumPy array.
-    return keys if rows is None else keys[torch.from_numpy(rows)]
+    return keys if isinstance(rows, slice) else keys[torch.from_numpy(rows)]
 
 
 def at(number: Number, keys: Tensor, when: Time) -> Floats:
@@ -128,14 +132,10 @@ def until(number: float | Changing, when: Time) -> Seconds:
     """Return the second at which time next changes a number or a part, or infinity."""
     if isinstance(number, int | float):
         return math.inf
-    if isinstance(when, When):
-        return number.until(when)
-    part, count = number, len(when)
-
-    def call(moment: When, rows: Ints | None) -> Floats:
-        return np.broadcast_to(part.until(moment), count if rows is None else len(rows))
-
-    return ask(part, when, call)
+    if isinstance(when, When) or isinstance(number, TakesMoments):
+        return number.until(cast("When", when))
+    part, now = number, when.now
+    return ask(part, when, lambda moment, rows: np.full(len(now[rows]), part.until(moment)))
 
 
 def changes(number: Number) -> bool:
@@ -168,8 +168,8 @@ def slot_end(when: Time, every: float | None) -> Seconds:
 
 def _periods(now: Seconds, every: float) -> Floats:
     """Return how many periods have passed, each of `every` seconds."""
-    count = np.floor(np.divide(now, every))
+    count: Floats = np.floor(np.divide(now, every))
     # The quotient may be rounded across a border, and the draw would end at or before now.
-    over, under = (count + 1) * every <= now, count * every > now
-    passed: Floats = np.where(over, count + 1, np.where(under, count - 1, count))
-    return passed
+    count += (count + 1) * every <= now
+    count -= count * every > now
+    return count

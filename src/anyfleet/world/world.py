@@ -18,10 +18,13 @@ from anyfleet.errors import refuse
 from anyfleet.world.availability import Always, Availability
 from anyfleet.world.group import FIELDS, Group
 from anyfleet.world.links import WAYS, BitRates, Link, Shannon, Steady, Way, bit_rates_of
+from anyfleet.world.processes import changes_by_round
 from anyfleet.world.quantities import (
+    ALL,
     MOST,
     Changing,
     Number,
+    Rows,
     Time,
     When,
     ask,
@@ -133,20 +136,31 @@ class World:
             **self.compute_conditions(devices, when),
         )
 
-    def compute_conditions(self, devices: Ints, when: Time) -> dict[str, Floats]:
-        """Return the conditions that decide how long computing takes and what it costs."""
-        load = self.values("load", devices, when)
-        return {
-            "speed": self.values("speed", devices, when) / load,
-            "load": load,
-            "coefficient": self.values("energy", devices, when),
-            **{name: self.values(name, devices, when) for name in _COMPUTING},
-        }
+    def compute_conditions(
+        self, devices: Ints, when: Time, names: Sequence[str] = _PACE
+    ) -> dict[str, Floats]:
+        """Return the conditions that decide how long computing takes and what it costs.
+
+        With `names`, only those that come of these fields of the fleet, as of `changing_pace`.
+        """
+        found = {name: self.values(name, devices, when) for name in names}
+        if "speed" in found:
+            found["speed"] = found["speed"] / found["load"]
+        if "energy" in found:
+            found["coefficient"] = found.pop("energy")
+        return found
+
+    @cached_property
+    def changing_pace(self) -> tuple[str, ...]:
+        """The fields that decide how a device computes and may change: speed and load together."""
+        found = {name for name in _PACE if any(map(changes, self._fields[name].numbers))}
+        both = {"speed", "load"}
+        return tuple(name for name in _PACE if name in (found | both if found & both else found))
 
     def compute_until(self, devices: Ints, when: Time) -> Floats:
         """Return the second at which time next changes how each device computes, or infinity."""
         end = np.full(len(devices), np.inf)
-        for name in _PACE:
+        for name in self.changing_pace:
             changed = self._field_until(name, devices, when)
             end = end if changed is None else np.minimum(end, changed)
         return end
@@ -278,51 +292,71 @@ class World:
         self, devices: Ints, when: Time, active: Active, ways: Sequence[Way]
     ) -> list[Floats]:
         keys = self._keys("link", devices)
-        distance = self.values("distance", devices, when)
+        distance = np.zeros(len(devices))
+        if not self._given_bit_rates:
+            distance = self.values("distance", devices, when)
         found = np.empty((len(ways), len(devices)))
         for number, sharing, rows in self._by_band(devices, active):
             use = _LinkUse(some(keys, rows), distance[rows], sharing, ways)
             found[:, rows] = _bit_rates(self.links[number], of_rows(when, rows), use)
         return list(found)
 
-    def _by_band(self, devices: Ints, active: Active) -> Iterator[tuple[int, int, Ints]]:
+    def _by_band(self, devices: Ints, active: Active) -> Iterator[tuple[int, int, Rows]]:
         """Yield the rows of devices that have one band, as many of them active, with both."""
         for number, rows in _rows_by_number(self._band_of_link[self.link[devices]]):
             if isinstance(active, int):
                 yield number, active, rows
                 continue
             for sharing, alike in _rows_by_number(active[rows]):
-                yield number, sharing, rows[alike]
+                whole = isinstance(alike, slice)
+                yield number, sharing, rows if whole else np.arange(len(devices))[rows][alike]
 
     def bit_rates_until(self, devices: Ints, when: Time) -> Floats:
         """Return the second at which time next changes the bit rates of each, or infinity."""
-        if self._steady_links:
+        if self.steady_links:
             return np.full(len(devices), np.inf)
         end = _until(self.links, self._band_of_link[self.link[devices]], when)
         moved = self._field_until("distance", devices, when)
         end = end if moved is None else np.minimum(end, moved)
-        given = [self.device_values.get(name) for name in _BIT_RATES]
-        own = [np.zeros(len(devices)) + np.nan if each is None else each[devices] for each in given]
-        return np.where(np.isnan(own).any(axis=0), end, np.inf)
+        own = [self.device_values[n][devices] for n in _BIT_RATES if n in self.device_values]
+        # Only a device with both bit rates of its own has none that change.
+        return np.where(np.isnan(own).any(axis=0), end, np.inf) if len(own) == 2 else end
 
     @cached_property
-    def _steady_links(self) -> bool:
+    def _given_bit_rates(self) -> bool:
+        """True if no link asks for the distance of its devices."""
+        return all(isinstance(link, Steady) for link in self.links)
+
+    @cached_property
+    def steady_links(self) -> bool:
         """True if time changes no bit rate, as far as is known of these links."""
-        numbers: list[Number] = [group.distance for group in self.groups]
-        for link in self.links:
-            if type(link) is Steady:
-                numbers += [link.bit_rate_up, link.bit_rate_down]
-            elif type(link) is not Shannon:
-                return False
-        return not any(map(changes, numbers))
+        known = all(type(link) in (Steady, Shannon) for link in self.links)
+        return known and not any(map(changes, self._numbers_of_links))
 
     @cached_property
-    def _always_online(self) -> bool:
+    def rounds_change_links(self) -> bool:
+        """True if a new round may change a bit rate, as far as is known of these links."""
+        known = all(
+            type(link) is Steady or (type(link) is Shannon and not link.fading)
+            for link in self.links
+        )
+        return not known or any(map(changes_by_round, self._numbers_of_links))
+
+    @cached_property
+    def _numbers_of_links(self) -> list[Number]:
+        """The numbers that decide about bit rates."""
+        steady = [link for link in self.links if isinstance(link, Steady)]
+        rates = [rate for link in steady for rate in (link.bit_rate_up, link.bit_rate_down)]
+        return [*(group.distance for group in self.groups), *rates]
+
+    @cached_property
+    def always_online(self) -> bool:
+        """True if every device can be reached at any time."""
         return all(group.availability == Always() for group in self.groups)
 
     def online(self, devices: Ints, when: Time) -> Flags:
         """Return which of these devices can be reached."""
-        if self._always_online:
+        if self.always_online:
             return np.ones(len(devices), dtype=bool)
         found = np.ones(len(devices), dtype=bool)
         for number, rows in _rows_by_number(self._availability_of_group[self.group[devices]]):
@@ -335,7 +369,7 @@ class World:
 
     def online_until(self, devices: Ints, when: Time) -> Floats:
         """Return the second at which each device may next come or go, or infinity."""
-        if self._always_online:
+        if self.always_online:
             return np.full(len(devices), np.inf)
         parts = [group.availability for group in self.groups]
         return _until(parts, self._availability_of_group[self.group[devices]], when)
@@ -375,7 +409,7 @@ class World:
                 outage = self._outage(
                     devices[rows], when, loss.minimum_bit_rate, active=sharing, way=way
                 )
-            found[rows] = loss.delivered(keys[rows], columns[rows], outage)
+            found[rows] = loss.delivered(some(keys, rows), columns[rows], outage)
         return found
 
     def _outage(
@@ -386,7 +420,7 @@ class World:
         found = np.empty(len(devices))
         for number, sharing, rows in self._by_band(devices, active):
             found[rows] = self.links[number].outage(
-                keys[rows], when, distance[rows], minimum, active=sharing, way=way
+                some(keys, rows), when, distance[rows], minimum, active=sharing, way=way
             )
         name = f"bit_rate_{way}"
         if name in self.device_values:  # a constant bit rate is too low always or never
@@ -430,9 +464,8 @@ class _LinkUse(NamedTuple):
 def _bit_rates(link: Link, when: Time, use: _LinkUse) -> Floats:
     """Return the bit rates of a link: [ways, devices]."""
 
-    def call(moment: When, rows: Ints | None) -> Floats:
-        distance = use.distance if rows is None else use.distance[rows]
-        keys = some(use.keys, rows)
+    def call(moment: When, rows: Rows) -> Floats:
+        keys, distance = some(use.keys, rows), use.distance[rows]
         return np.stack(bit_rates_of(link, keys, moment, distance, use.active, use.ways), axis=1)
 
     return ask(link, when, call).T
@@ -454,9 +487,11 @@ def _until(parts: Sequence[Number | Changing], which: Ints, when: Time) -> Float
     return end
 
 
-def _rows_by_number(numbers: Ints) -> list[tuple[int, Ints]]:
+def _rows_by_number(numbers: Ints) -> list[tuple[int, Rows]]:
     """Return each number that occurs with its rows."""
-    if len(numbers) and (numbers == numbers[0]).all():
-        return [(int(numbers[0]), np.arange(len(numbers)))]
+    if not len(numbers):
+        return []
+    if (numbers == numbers[0]).all():
+        return [(int(numbers[0]), ALL)]
     there = np.flatnonzero(np.bincount(numbers))
     return [(int(n), np.flatnonzero(numbers == n)) for n in there]

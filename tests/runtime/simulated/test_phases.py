@@ -20,7 +20,7 @@ def at(*seconds: float) -> Moments:
     return Moments(np.array(seconds), np.zeros(len(seconds), dtype=np.int64))
 
 
-def changing(rates: Sequence[float], bits: float, *starts: float) -> Phases:
+def changing(rates: Sequence[float], bits: float, *starts: float, about: float = 2.0) -> Phases:
     """Of bits over links that have each rate for a second, and the last for ever."""
     known, last = np.array(rates, dtype=np.float64), len(rates) - 1
 
@@ -31,7 +31,8 @@ def changing(rates: Sequence[float], bits: float, *starts: float) -> Phases:
     def until(rows: Ints, moments: Moments) -> Floats:
         return np.where(moments.now < last, np.floor(moments.now) + 1, np.inf)
 
-    return follow(at(*starts or (0.0,)), cost, until)
+    start = at(*starts or (0.0,))
+    return follow(start, np.full(len(start), about), cost, until)
 
 
 def only(found: Progress) -> tuple[float, float, float]:
@@ -145,23 +146,45 @@ def test_what_changes_for_ever_is_carried_on_at_its_average() -> None:
         rate = np.where(rows == 0, rate, 0.0)
         return transfer_cost(np.full(len(rows), 3e6), rate, np.full(len(rows), WATTS))
 
-    found = follow(at(0.0, 0.0), cost, lambda _, moments: np.floor(moments.now) + 1)
+    about = np.array([1.0, math.inf])
+    found = follow(at(0.0, 0.0), about, cost, lambda _, moments: np.floor(moments.now) + 1)
     assert found.seconds == pytest.approx([1e6, math.inf])
     assert found.joules == pytest.approx([WATTS * 1e6, 0.0])
 
 
-def test_the_round_stays_that_of_the_beginning() -> None:
+@given(
+    RATES,
+    st.lists(st.floats(0, 7), min_size=1, max_size=6),
+    st.floats(0.1, 60),
+    st.sampled_from([0.0, 0.3, 3.0, 40.0, math.inf]),
+)
+def test_it_does_not_matter_how_far_changes_are_looked_up_ahead(
+    rates: list[float], starts: list[float], bits: float, about: float
+) -> None:
+    """A piece at a time, all that will be needed, or too many: the very same bits."""
+    one = changing([*rates, 3.0] * 5, bits, *starts, about=0.0)
+    many = changing([*rates, 3.0] * 5, bits, *starts, about=about)
+    for name in ("seconds", "joules", "changes", "first", "points"):
+        assert getattr(one, name).tolist() == getattr(many, name).tolist()
+
+
+@pytest.mark.parametrize("about", [0.0, 1.0, 9.0])
+def test_the_round_stays_that_of_the_beginning(about: float) -> None:
     """What only a new round changes does not change under way."""
-    asked: list[tuple[list[float], list[int]]] = []
+    asked: set[tuple[int, float, int]] = set()
 
     def cost(rows: Ints, moments: Moments) -> SteadyCost:
-        asked.append((moments.now.tolist(), moments.round_index.tolist()))
+        asked.update(
+            zip(rows.tolist(), moments.now.tolist(), moments.round_index.tolist(), strict=True)
+        )
         return SteadyCost(np.full(len(rows), 2.5), np.full(len(rows), 5.0))
 
     start = Moments(np.array([0.0, 1.5]), np.array([7, 3]))
-    found = follow(start, cost, lambda _, moments: np.floor(moments.now) + 1)
+    found = follow(start, np.full(2, about), cost, lambda _, moments: np.floor(moments.now) + 1)
     assert found.joules.tolist() == [5.0, 5.0]
-    assert asked == [([0.0, 1.5], [7, 3]), ([1.0, 2.0], [7, 3]), ([2.0, 3.0], [7, 3])]
+    needed = {(0, 0.0, 7), (0, 1.0, 7), (0, 2.0, 7), (1, 1.5, 3), (1, 2.0, 3), (1, 3.0, 3)}
+    assert needed <= asked
+    assert {(row, round_index) for row, _, round_index in asked} == {(0, 7), (1, 3)}
 
 
 def test_a_transmission_that_nobody_lives_to_see_has_no_link() -> None:

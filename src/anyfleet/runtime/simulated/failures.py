@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from anyfleet.arrays import Flags, Floats, Ints
-from anyfleet.runtime.simulated.phases import MOST_CHANGES, Phases
+from anyfleet.runtime.simulated.phases import AHEAD, MOST_CHANGES, Phases, pieces
 from anyfleet.world import World
 from anyfleet.world.quantities import Moments
 
@@ -52,16 +52,22 @@ def battery_empty(phases: Sequence[Phases], joules: Floats) -> Floats:
 
 def offline(world: World, devices: Ints, start: Moments, seconds: Floats) -> Floats:
     """Return after how many of these seconds devices are offline; infinite if they stay."""
-    found, going, moments = np.full(len(devices), np.inf), np.arange(len(devices)), start
-    for _ in range(MOST_CHANGES):
-        there = world.online(devices[going], moments)
-        gone = going[~there]
-        found[gone] = moments.now[~there] - start.now[gone]
-        going, moments = going[there], moments.take(there)
-        end = world.online_until(devices[going], moments)
-        before = end < start.now[going] + seconds[going]
-        going = going[before]
-        if not len(going):
-            break
-        moments = Moments(end[before], start.round_index[going])
+    found = np.full(len(devices), np.inf)
+    if world.always_online:
+        return found
+    end, going, moments, seen = start.now + seconds, np.arange(len(devices)), start, 0
+
+    def until(rows: Ints, then: Moments) -> Floats:
+        return world.online_until(devices[rows], then)
+
+    while len(going) and seen < MOST_CHANGES:
+        most = np.full(len(going), AHEAD)
+        ahead = pieces(going, moments, until, end[going], most)
+        rows = going[ahead.row]
+        gone = np.flatnonzero(~world.online(devices[rows], ahead.start))
+        np.minimum.at(found, rows[gone], ahead.start.now[gone] - start.now[rows[gone]])
+        reached = ahead.end[np.cumsum(np.bincount(ahead.row)) - 1]
+        more = (reached < end[going]) & np.isinf(found[going])
+        going, seen = going[more], seen + AHEAD
+        moments = Moments(reached[more], start.round_index[going])
     return found

@@ -15,6 +15,8 @@ from anyfleet.world.quantities import Moments
 
 # A link or a device that changes all the time must not keep the simulation busy for ever.
 MOST_CHANGES = 10_000
+# Pieces of a phase that are looked at together: further ones may never be reached.
+AHEAD = 16
 # Sums of seconds round: a phase that is complete but for this share is complete.
 ROUNDING = 1e-12
 
@@ -115,43 +117,82 @@ Cost = Callable[[Ints, Moments], SteadyCost]  # of these rows at their moments
 Until = Callable[[Ints, Moments], Floats]  # the second at which each of these costs changes
 
 
-def follow(start: Moments, cost: Cost, until: Until) -> Phases:
-    """Return the phases that begin at `start`; `cost` applies at each time, until it changes."""
+class Pieces(NamedTuple):
+    """Times in which nothing changes, those of one row after those of the other."""
+
+    row: Ints  # its place among the rows that were asked about
+    place: Ints  # among the pieces of its row
+    start: Moments
+    end: Floats
+
+
+def pieces(rows: Ints, start: Moments, until: Until, horizon: Floats, most: Ints) -> Pieces:
+    """Return the pieces of each row from `start` to its horizon, but at most so many of them."""
+    going, now = np.arange(len(rows)), start.now
+    found = []
+    while len(going):
+        end = until(rows[going], Moments(now, start.round_index[going]))
+        found.append((going, now, end))
+        more = (end < horizon[going]) & (len(found) < most[going])
+        going, now = going[more], end[more]
+    row, begun, ends = map(np.concatenate, zip(*found, strict=True))
+    place = np.repeat(np.arange(len(found)), [len(each) for each, _, _ in found])
+    order = np.argsort(row, kind="stable")
+    row = row[order]
+    return Pieces(row, place[order], Moments(begun[order], start.round_index[row]), ends[order])
+
+
+def follow(start: Moments, about: Floats, cost: Cost, until: Until) -> Phases:
+    """Return the phases that begin at `start`; `cost` applies at each time, until it changes.
+
+    `about` so many seconds are expected of each: that far changes are looked up together.
+    """
     count = len(start)
-    seconds, done, joules = np.zeros(count), np.zeros(count), np.zeros(count)
-    going, moments = np.arange(count), start
+    progress, ended = np.zeros((3, count)), np.zeros(count, dtype=bool)
+    going, moments, changes = np.arange(count), start, np.zeros(count, dtype=np.int64)
     rows: list[Ints] = []
     points: list[Floats] = []
-    for _ in range(MOST_CHANGES):
-        now, end = cost(going, moments), until(going, moments)
-        if not rows and np.isinf(end).all():
-            return Phases.steady(now.seconds, now.joules)
-        left, room = 1.0 - done[going], end - moments.now
+    while len(going):
+        most = np.minimum(AHEAD, MOST_CHANGES - changes[going])
+        ahead = pieces(going, moments, until, moments.now + 2 * about, most)
+        known = cost(going[ahead.row], ahead.start)
+        if not rows and np.isinf(ahead.end).all():
+            return Phases.steady(*known)
+        table = np.full((4, len(going), ahead.place.max() + 1), np.nan)
+        table[:, ahead.row, ahead.place] = ahead.start.now, ahead.end, *known
+        begun, end, seconds, joules = table
         with np.errstate(invalid="ignore", divide="ignore"):
-            last = np.isinf(room) | (left * now.seconds <= room * (1 + ROUNDING))
-            share = np.where(last, left, room / now.seconds)
-            whole = seconds[going] + left * now.seconds
-        # What a phase of no end has spent stays as it is: 0 joules each second.
-        seconds[going] = np.where(last, whole, end - start.now[going])
-        done[going] = np.where(last, 1.0, done[going] + share)
-        joules[going] += share * now.joules
-        going, more = going[~last], end[~last]
-        if not len(going):
-            break
-        rows.append(going)
-        points.append(np.stack([seconds[going], done[going], joules[going]], axis=1))
-        moments = Moments(more, start.round_index[going])
+            room = end - begun
+            share = room / seconds
+            # What a phase of no end has spent stays as it is: 0 joules each second.
+            after = np.stack([end - start.now[going, None], share, share * joules])
+            after[1:, :, 0] += progress[1:, going]
+            after[1:] = np.cumsum(after[1:], axis=2)
+            before = np.concatenate([progress[:, going, None], after[:, :, :-1]], axis=2)
+            left = 1.0 - before[1]
+            last = np.isinf(room) | (left * seconds <= room * (1 + ROUNDING))
+            whole = before + left * np.stack([seconds, np.ones_like(left), joules])
+        ends = last.any(axis=1)
+        passed = np.where(ends, last.argmax(axis=1), np.bincount(ahead.row))
+        rows.append(np.repeat(going, passed))
+        points.append(after[:, np.arange(table.shape[2]) < passed[:, None]].T)
+        changes[going] += passed
+        # Some end within a piece; the others are as far as their last one goes.
+        row, place = np.arange(len(going)), passed - ~ends
+        progress[:, going] = np.where(ends, whole[:, row, place], after[:, row, place])
+        ended[going] = ends
+        more = np.flatnonzero(~ends & (changes[going] < MOST_CHANGES))
+        about = (left[more, place[more]]) * seconds[more, place[more]]
+        going, now = going[more], end[more, place[more]]
+        moments = Moments(now, start.round_index[going])
     # What still goes on is carried on as it was on average so far.
+    long, done = np.flatnonzero(~ended), progress[1, ~ended]
     with np.errstate(invalid="ignore", divide="ignore"):
-        some = done[going] > 0
-        seconds[going] = np.where(some, seconds[going] / done[going], np.inf)
-        joules[going] = np.where(some, joules[going] / done[going], joules[going])
-    if not rows:
-        return Phases.steady(seconds, joules)
-    row = np.concatenate(rows)
-    changes = np.bincount(row, minlength=count)
-    ordered = np.concatenate(points)[np.argsort(row, kind="stable")]
-    return Phases(seconds, joules, changes, np.cumsum(changes) - changes, ordered)
+        progress[0, long] = np.where(done > 0, progress[0, long] / done, np.inf)
+        progress[2, long] = np.where(done > 0, progress[2, long] / done, progress[2, long])
+    row = np.concatenate([np.empty(0, dtype=np.int64), *rows])
+    ordered = np.concatenate([np.empty((0, 3)), *points])[np.argsort(row, kind="stable")]
+    return Phases(progress[0], progress[2], changes, np.cumsum(changes) - changes, ordered)
 
 
 def transfer_cost(bits: Floats, bit_rate: Floats, watts: Floats) -> SteadyCost:

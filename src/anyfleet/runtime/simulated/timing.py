@@ -4,10 +4,11 @@ How an order ends early is known with them: the earliest failure counts.
 """
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from anyfleet.arrays import Floats, Ints
+from anyfleet.arrays import Flags, Floats, Ints
 from anyfleet.core.delivery import cut_orders
 from anyfleet.core.device_states import DeviceStates
 from anyfleet.core.messages import Conditions
@@ -47,9 +48,8 @@ def begin(
     samples = world.declared.samples[devices]
     need = demand(received, samples, task, world.declared.counting, states)
     start = Moments(np.full(count, now.now), np.full(count, now.round_index))
-    download = _transfer(
-        world, "down", devices, start, active, received.bits, own.bit_rate_down, own.receive_power
-    )
+    links = _Links("down", devices, active, own.bit_rate_down, own.receive_power)
+    download = _transfer(world, links, start, received.bits, np.ones(count, dtype=bool))
     compute = _compute(world, received, need.effort, start, own, download.seconds)
     after, trained = download.seconds, download.seconds + compute.seconds
     dies = np.zeros(count, dtype=bool)
@@ -128,9 +128,9 @@ def with_uploads(orders: UnderWay, round_index: int, world: World) -> UnderWay:
     start = Moments(orders.events.trained, np.full(len(orders), round_index))
     # Bit rates are computed again only if a round or time can have changed them meanwhile.
     same = (orders.round_index == round_index) & (start.now < orders.bit_rate_until)
-    known = np.where(same, orders.bit_rate_up, np.nan)
     bits, device = orders.replies.bits, orders.device
-    upload = _transfer(world, "up", device, start, orders.active, bits, known, orders.send_power)
+    links = _Links("up", device, orders.active, orders.bit_rate_up, orders.send_power)
+    upload = _transfer(world, links, start, bits, same)
     refused = (orders.refusal >= 0) & ~orders.did_nothing
     left = orders.battery - (orders.download.joules + orders.compute.joules)
     failures = {
@@ -166,28 +166,34 @@ def with_uploads(orders: UnderWay, round_index: int, world: World) -> UnderWay:
     )
 
 
-def _transfer(
-    world: World,
-    way: Way,
-    devices: Ints,
-    start: Moments,
-    active: Ints,
-    bits: Floats,
-    known: Floats,
-    watts: Floats,
-) -> Phases:
-    """Return transfers of bits; the `known` bit rates hold at the start, NaN is not known."""
+class _Links(NamedTuple):
+    """One direction of the links of some devices."""
+
+    way: Way
+    device: Ints
+    active: Ints  # devices that use the band of each
+    bit_rate: Floats  # when the orders were submitted
+    watts: Floats
+
+
+def _transfer(world: World, links: _Links, start: Moments, bits: Floats, holds: Flags) -> Phases:
+    """Return transfers of bits; where it `holds`, the bit rate at the start is that of before."""
+    usual = transfer_cost(bits, links.bit_rate, links.watts)
+    if world.steady_links and holds.all():
+        return Phases.steady(*usual)
 
     def cost(rows: Ints, moments: Moments) -> SteadyCost:
-        rate = np.where(moments.now == start.now[rows], known[rows], np.nan)
-        unknown = np.flatnonzero(np.isnan(rate))
-        if len(unknown):
-            asked = rows[unknown]
-            then = moments.take(unknown)
-            rate[unknown] = world.bit_rate(way, devices[asked], then, active[asked])
-        return transfer_cost(bits[rows], rate, watts[rows])
+        rate = links.bit_rate[rows]
+        new = np.flatnonzero(~holds[rows] | (moments.now > start.now[rows]))
+        if len(new):
+            device, active = links.device[rows[new]], links.active[rows[new]]
+            rate[new] = world.bit_rate(links.way, device, moments.take(new), active)
+        return transfer_cost(bits[rows], rate, links.watts[rows])
 
-    return follow(start, cost, lambda rows, moments: world.bit_rates_until(devices[rows], moments))
+    def until(rows: Ints, moments: Moments) -> Floats:
+        return world.bit_rates_until(links.device[rows], moments)
+
+    return follow(start, usual.seconds, cost, until)
 
 
 def _compute(
@@ -203,12 +209,16 @@ def _compute(
     What only a new round changes stays as it was when the orders were submitted.
     """
     devices, frequency = orders.device, orders.hyperparameters.frequency
+    usual = SteadyCost(*effort.spent(own, frequency))
+    if not world.changing_pace:
+        return Phases.steady(*usual)
     still = world.compute_until(devices, start)
 
     def cost(rows: Ints, moments: Moments) -> SteadyCost:
         mine, changed = own.take(rows), np.flatnonzero(moments.now >= still[rows])
         if len(changed):
-            found = world.compute_conditions(devices[rows[changed]], moments.take(changed))
+            then, names = moments.take(changed), world.changing_pace
+            found = world.compute_conditions(devices[rows[changed]], then, names)
             columns = {name: getattr(mine, name).copy() for name in found}
             for name, values in found.items():
                 columns[name][changed] = values
@@ -217,4 +227,9 @@ def _compute(
 
     # After a download that never ends, computing never begins: any finite start will do.
     begun = Moments(start.now + np.where(np.isfinite(after), after, 0.0), start.round_index)
-    return follow(begun, cost, lambda rows, moments: world.compute_until(devices[rows], moments))
+    return follow(
+        begun,
+        usual.seconds,
+        cost,
+        lambda rows, moments: world.compute_until(devices[rows], moments),
+    )
