@@ -17,8 +17,8 @@ from anyfleet import config, rng
 from anyfleet.arrays import Floats
 from anyfleet.errors import ConfigError
 from anyfleet.world.distributions import Categorical, Disc, LogNormal, Normal, Uniform
-from anyfleet.world.processes import Redrawn, Replayed, Wandering
-from anyfleet.world.quantities import Quantity, When, slot, slot_end
+from anyfleet.world.processes import Redrawn, Replayed, Wandering, changes_by_round
+from anyfleet.world.quantities import Moments, Number, Quantity, When, slot, slot_end
 
 
 def keys(count: int, seed: int = 0) -> Tensor:
@@ -232,6 +232,44 @@ def test_many_devices_are_summed_like_few() -> None:
 
 
 # -- replayed ---------------------------------------------------------------------------------
+
+
+ROWS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 90)), min_size=1, max_size=12)
+
+
+@pytest.mark.parametrize("persistence", [0.0, 0.3, 0.8])
+@given(rows=ROWS, in_order=st.booleans())
+def test_neighbours_in_time_are_summed_as_if_alone(
+    persistence: float, rows: list[tuple[int, int]], in_order: bool
+) -> None:
+    """The same device in later slots, close or far, in the same, or in earlier ones."""
+    process = Wandering(1.0, persistence=persistence)
+    pairs = np.array(sorted(rows) if in_order else rows)
+    many = Moments(np.zeros(len(pairs)), pairs[:, 1])
+    found = process.at(keys(3)[torch.from_numpy(pairs[:, 0])], many)
+    for (device, number), one in zip(pairs.tolist(), found.tolist(), strict=True):
+        assert process.at(keys(3)[[device]], step(number)).tolist() == [one]
+
+
+BY_ROUND = Redrawn(Uniform(1.0, 2.0))
+BY_TIME = Redrawn(Uniform(1.0, 2.0), every=3.0)
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (5.0, False),
+        (Uniform(1.0, 2.0), False),
+        (BY_TIME, False),
+        (BY_ROUND, True),
+        (Wandering(5.0, every=1.0), False),
+        (Wandering(5.0), True),
+        (Wandering(BY_TIME, every=1.0), False),
+        (Wandering(BY_ROUND, every=1.0), True),
+    ],
+)
+def test_it_is_known_what_waits_for_a_new_round(number: Number, expected: bool) -> None:
+    assert changes_by_round(number) == expected
 
 
 def test_a_trace_is_replayed_row_by_row_and_again(trace: Path) -> None:

@@ -138,6 +138,8 @@ def _in_blocks(
     keys: Tensor, now: int | Tensor, decide: Callable[[Tensor, int | Tensor], Tensor]
 ) -> Booleans:
     """Return `decide` for all keys, block by block, so that a large fleet needs little memory."""
+    if len(keys) <= _BLOCK:
+        return np.asarray(decide(keys, now))
     blocks = torch.split(keys, _BLOCK)
     slots = torch.split(now, _BLOCK) if isinstance(now, Tensor) else [now] * len(blocks)
     online: Booleans = torch.cat([*map(decide, blocks, slots)]).numpy()

@@ -146,30 +146,37 @@ def _autoregressive(keys: Tensor, now: int | Tensor, persistence: float) -> Floa
 
     Innovations before slot 0 have addresses like all others: the process has no beginning.
     """
-    weights, slots = _weights(persistence), np.broadcast_to(np.asarray(now), len(keys))
-    block = max(1, _BLOCK // len(weights))
-    starts = range(0, len(keys), block)
-    parts = [_weighted(keys[i : i + block], slots[i : i + block], weights) for i in starts]
-    return np.concatenate([np.empty(0), *parts])
+    weights = _weights(persistence)
+    size = max(1, _BLOCK // len(weights))
+    found = [np.empty(0)]
+    for start in range(0, len(keys), size):
+        block = slice(start, start + size)
+        slots = now if isinstance(now, int) else now[block].numpy()
+        latest = _latest(keys[block], slots, len(weights))
+        # Added one after the other: a sum must not depend on how many devices are computed with it.
+        found.append(np.cumsum(weights * latest, axis=1)[:, -1])
+    return np.concatenate(found)
 
 
-def _weighted(keys: Tensor, now: Ints, weights: Floats) -> Floats:
-    """Return the sum of weight × innovation, the latest first.
-
-    Where a device is followed by itself, a little later, both share innovations.
-    """
-    count, own = len(weights), keys.numpy()
-    fresh, later = np.full(len(own), count), now[1:] - now[:-1]
+def _latest(keys: Tensor, now: int | Ints, count: int) -> Floats:
+    """Return so many innovations of each device, the latest first."""
+    ago = np.arange(count)
+    if isinstance(now, int):
+        return _innovations(keys[:, None], now - ago)
+    # Where a device is followed by itself, a little later, both have some in common.
+    own, fresh, later = keys.numpy(), np.full(len(keys), count), now[1:] - now[:-1]
     shared = np.flatnonzero((own[1:] == own[:-1]) & (later >= 0) & (later < count))
     fresh[1 + shared] = later[shared]
-    latest = np.cumsum(fresh) - 1
+    newest = np.cumsum(fresh) - 1
     row = np.repeat(np.arange(len(own)), fresh)
-    slots = (now - latest)[row] + np.arange(len(row))
-    addresses = rng.fold(torch.from_numpy(own[row]), torch.from_numpy(slots))
-    innovations = rng.normal(addresses, 1)[:, 0].numpy()
-    # Added one after the other: a sum must not depend on how many devices are computed with it.
-    window = innovations[latest[:, None] - np.arange(count)]
-    return np.cumsum(weights * window, axis=1)[:, -1]
+    slots = (now - newest)[row] + np.arange(len(row))
+    return _innovations(torch.from_numpy(own[row]), slots)[newest[:, None] - ago]
+
+
+def _innovations(keys: Tensor, slots: Ints) -> Floats:
+    """Return the innovation of every key at the slot beside it."""
+    drawn: Floats = rng.normal(rng.fold(keys, torch.from_numpy(slots)), 1)[..., 0].numpy()
+    return drawn
 
 
 @lru_cache(maxsize=256)
