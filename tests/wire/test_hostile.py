@@ -328,7 +328,7 @@ def test_a_refused_reply_on_its_way_survives_a_restart() -> None:
     half = list(islice(run(method, task, first, 0), 1))
     saved = first.save()
     assert saved.under_way is not None
-    assert saved.under_way.refusals  # or it shows nothing
+    assert saved.under_way.details  # or it shows nothing
     second.restore(saved)
     rest = list(islice(run(method, task, second, 0, resume=half[-1].snapshot), 4))
     assert repr(rows([*half, *rest])) == repr(rows(whole))

@@ -71,7 +71,8 @@ def same(one: Conditions, two: Conditions) -> bool:
 
 def report(world: World, devices: Ints, when: When) -> Conditions:
     told = RuntimeConditions(np.full(len(devices), 42.0), np.full(len(devices), 0.5))
-    return world.report(devices, when, 7, told)
+    true = world.conditions(devices, world.reports.when(when), 7)
+    return world.report(devices, when, true, told)
 
 
 # --- truth ------------------------------------------------------------------------------------
@@ -200,6 +201,23 @@ class Alternating:
         self, keys: Tensor, when: When, distance: Floats, minimum: float, *, active: int, way: Way
     ) -> Floats:
         return np.zeros(len(keys))
+
+
+def test_links_that_may_wait_for_a_new_round_are_known() -> None:
+    by_time, by_round = Redrawn(Uniform(1e5, 1e6), every=2.0), Redrawn(Uniform(1e5, 1e6))
+    steady = (
+        Group(),
+        Group(link=Steady(by_time, 1e6)),
+        Group(link=Shannon(), distance=Redrawn(Disc(500.0), every=7.0)),
+    )
+    changing = (
+        Group(link=Steady(1e6, by_round)),
+        Group(link=Shannon(fading=True)),
+        Group(link=Shannon(), distance=Redrawn(Disc(500.0))),
+        Group(link=Alternating(13.0)),  # nothing is known of a link of a user's own
+    )
+    assert not build(*steady).rounds_change_links
+    assert all(build(*steady, each).rounds_change_links for each in changing)
 
 
 def test_every_device_has_a_moment_of_its_own() -> None:

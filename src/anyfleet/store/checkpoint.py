@@ -24,6 +24,7 @@ from anyfleet.core import objectives
 from anyfleet.elastic import Blueprint
 from anyfleet.errors import StoreError
 from anyfleet.experiment import State
+from anyfleet.runtime.simulated.failures import REASONS
 from anyfleet.runtime.simulated.under_way import SimulatedState, UnderWay
 from anyfleet.store import tensor_blocks
 from anyfleet.store.disk import Damaged, Mark, force, force_folder, refuse_links, told
@@ -239,7 +240,7 @@ def _misfit_of_orders(orders: UnderWay, fleet: SimulatedState, task: objectives.
             if not _within(mine.row, len(cohort)) or (cohort.id[mine.row] != mine.id).any():
                 return "one of its orders is another one"
     done = orders.carried_out & orders.events.training
-    told = (orders.reason, orders.reasons), (orders.refusal, orders.refusals)
+    told = (orders.reason, REASONS), (orders.detail, orders.details)
     replies = orders.replies.take(orders.carried_out)
     if (
         not all(_within(index[index >= 0], len(texts)) for index, texts in told)

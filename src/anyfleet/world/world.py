@@ -176,11 +176,10 @@ class World:
         return end
 
     def report(
-        self, devices: Ints, when: When, active: Active, own: RuntimeConditions
+        self, devices: Ints, when: When, true: Conditions, own: RuntimeConditions
     ) -> Conditions:
-        """Return the conditions that these devices report at check-in."""
-        reported = self.conditions(devices, self.reports.when(when), active)
-        reported = replace(reported, battery=own.battery, loss=own.loss)
+        """Return what devices report at check-in whose conditions are or were, then, the `true`."""
+        reported = replace(true, battery=own.battery, loss=own.loss)
         if not self.reports.noise:
             return reported
         keys = rng.fold(self._keys("noise", devices), when.round_index)
@@ -386,7 +385,7 @@ class World:
         died: Flags = rng.uniform(keys, 1)[:, 0].numpy() < share
         return died
 
-    @property
+    @cached_property
     def lossy(self) -> bool:
         """True if any link may lose columns of a model."""
         return any(group.column_loss.lossy for group in self.groups)
@@ -429,7 +428,17 @@ class World:
         return found
 
     def _keys(self, name: str, devices: Ints) -> Tensor:
-        return rng.fold(rng.root(self.seed, f"fleet {name}"), torch.from_numpy(devices))
+        keys = self._fleet_keys.get(name)
+        if keys is None:
+            everybody = torch.arange(len(self))
+            keys = rng.fold(rng.root(self.seed, f"fleet {name}"), everybody).numpy()
+            self._fleet_keys[name] = keys
+        return torch.from_numpy(keys[devices])
+
+    @cached_property
+    def _fleet_keys(self) -> dict[str, Ints]:
+        """The keys of all devices by purpose; as long as a run lasts they are asked for."""
+        return {}
 
 
 class _FieldByGroup(NamedTuple):

@@ -36,6 +36,16 @@ def test_who_has_another_link_takes_nothing_of_the_band() -> None:
     assert rates[~on_band] == pytest.approx(np.full(6, 1e6))
 
 
+def test_who_declines_takes_nothing_of_the_band() -> None:
+    """At check-in all of them divided it: what was computed then does not hold for the orders."""
+    groups = (Group(link=BAND, distance=300.0), Group(link=BAND, distance=300.0, memory=1.0))
+    told = small.steps(FEDAVG, small.task(), 1, fleet=Fleet(groups))[0].ledger
+    came = np.array([not why for why in told.failure])
+    assert came.sum() == 4
+    rates = told.bits_up[came] / told.upload_seconds[came]
+    assert rates == pytest.approx(np.full(4, alone(300.0, 4)))
+
+
 def test_equal_links_of_several_groups_are_one_band() -> None:
     fleet = Fleet((Group(link=BAND, distance=300.0), Group(link=BAND, distance=300.0, speed=1e8)))
     told = small.steps(FEDAVG, small.task(), 1, fleet=fleet)[0].ledger

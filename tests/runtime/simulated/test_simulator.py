@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from anyfleet.arrays import Floats
 from anyfleet.core.loop import Round, run
 from anyfleet.core.message_size import index_bits
 from anyfleet.core.messages import Kind
 from anyfleet.core.plans import Plans
-from anyfleet.core.slots import Plan
+from anyfleet.core.slots import Plan, Schedule
 from anyfleet.core.time_and_energy import Amount, training
 from anyfleet.core.view import View
 from anyfleet.elastic import cost, width
@@ -28,7 +29,14 @@ from anyfleet.methods import fedavg, heterofl
 from anyfleet.parts.choose import LargestInTime
 from anyfleet.parts.norm import Tracked
 from anyfleet.parts.plan import WidthMenu
-from anyfleet.parts.schedule import Deadline, HoldAndFetch, Overselected, Surveyed, Synchronous
+from anyfleet.parts.schedule import (
+    Buffered,
+    Deadline,
+    HoldAndFetch,
+    Overselected,
+    Surveyed,
+    Synchronous,
+)
 from anyfleet.parts.select import Everyone, Uniform
 from anyfleet.runtime import Simulated
 from anyfleet.runtime.simulated.clock import Clock
@@ -43,9 +51,12 @@ from anyfleet.world import (
     Replayed,
     Reports,
     Steady,
+    Wandering,
     When,
 )
 from anyfleet.world import Uniform as Between
+from anyfleet.world.links import BitRates, Way
+from anyfleet.world.quantities import Seconds
 from tests.core.test_local_training import orders
 from tests.helpers import small
 
@@ -777,3 +788,45 @@ def test_orders_are_cancelled_in_any_order_and_only_once() -> None:
     with pytest.raises(KeyError, match="not all of the orders"):
         runtime.cancel(asked.id[[0]], "again")
     assert len(runtime.wait(None, 9)) == 2
+
+
+# --- what is computed once ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Own:
+    """A link of a user's own, of which nothing is known: it does what another one does."""
+
+    link: Steady
+    shared: bool = False
+    send_power: float = 0.5
+    receive_power: float = 0.25
+
+    def bit_rates(self, keys: Tensor, when: When, distance: Floats, active: int) -> BitRates:
+        return self.link.bit_rates(keys, when, distance, active)
+
+    def until(self, when: When) -> Seconds:
+        return self.link.until(when)
+
+    def outage(
+        self, keys: Tensor, when: When, distance: Floats, minimum: float, *, active: int, way: Way
+    ) -> Floats:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [Buffered(concurrency=6, buffer_size=2), Deadline(1.2, late="counted", staleness=9)],
+    ids=repr,
+)
+def test_uploads_are_the_same_computed_once_or_in_every_round(schedule: Schedule) -> None:
+    """Links that only time changes are not asked again when a round begins."""
+    link = Steady(Wandering(1e5, every=0.1), 1e5, send_power=0.5, receive_power=0.25)
+    method = replace(ALL, schedule=schedule)
+    found = [
+        small.steps(method, small.task(), 8, fleet=fleet(replace(SLOW, link=each)))
+        for each in (link, Own(link))
+    ]
+    told = [row for step in found[0] for row in rows(step)]
+    assert any(row.issued_round < row.round_index for row in told)  # or it shows nothing
+    assert repr([*map(rows, found[0])]) == repr([*map(rows, found[1])])

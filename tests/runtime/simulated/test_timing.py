@@ -94,8 +94,8 @@ def trained(rows: UnderWay, bits: float) -> UnderWay:
     count = len(rows)
     sizes = (bits + 1e3 * np.arange(count)).astype(np.float64)
     replies: Replies = replace(rows.replies, bits=sizes)
-    refusal = np.where(np.arange(count) % 4 == 3, 0, -1)
-    return replace(rows, replies=replies, refusal=refusal, refusals=("refused: why",))
+    detail = np.where(np.arange(count) % 4 == 3, 0, -1)
+    return replace(rows, replies=replies, detail=detail, details=("refused: why",))
 
 
 @given(
@@ -163,7 +163,7 @@ def test_a_cohort_in_arrays_is_its_orders_one_by_one(
 def check_failure(rows: UnderWay, row: int, failure: tuple[float, str]) -> None:
     after, why = failure
     assert rows.failed_after[row] == after
-    found = rows.reasons[rows.reason[row]] if rows.reason[row] >= 0 else ""
+    found = rows.why()[row]
     assert found.startswith(why) if why == "out of memory" else found == why
 
 

@@ -19,16 +19,17 @@ REASONS: tuple[str, ...] = (
     "refused",
     "went offline",
 )
+OUT_OF_MEMORY, REFUSED = map(REASONS.index, ("out of memory", "refused"))
+DETAILED = (OUT_OF_MEMORY, REFUSED)  # reasons of which a sentence says more
 
 
 def earliest(failures: Mapping[str, Floats]) -> tuple[Floats, Ints]:
     """Return when each order first fails, and the place of its reason among `REASONS`; or -1."""
     reasons = sorted(failures)
     times = np.stack([failures[reason] for reason in reasons])
-    which = times.argmin(axis=0)
-    after = times[which, np.arange(times.shape[1])]
+    after = times.min(axis=0)
     places = np.array([REASONS.index(reason) for reason in reasons])
-    return after, np.where(np.isfinite(after), places[which], -1)
+    return after, np.where(np.isfinite(after), places[times.argmin(axis=0)], -1)
 
 
 def when(happens: Flags, after: Floats | float) -> Floats:
@@ -42,6 +43,8 @@ def battery_empty(phases: Sequence[Phases], joules: Floats) -> Floats:
     A device with an empty battery still performs a phase that costs nothing.
     """
     found, passed = np.full(len(joules), np.inf), np.zeros(len(joules))
+    if np.isinf(joules).all():
+        return found
     for phase in phases:
         rows = np.flatnonzero(np.isinf(found) & (phase.joules > joules))
         if len(rows):

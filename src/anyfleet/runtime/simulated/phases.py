@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from anyfleet.arrays import Arrays, Floats, Ints, listed
+from anyfleet.arrays import Arrays, Flags, Floats, Ints, listed
 from anyfleet.core.time_and_energy import transfer_joules, transfer_seconds
 from anyfleet.world.quantities import Moments
 
@@ -150,49 +150,66 @@ def follow(start: Moments, about: Floats, cost: Cost, until: Until) -> Phases:
     count = len(start)
     progress, ended = np.zeros((3, count)), np.zeros(count, dtype=bool)
     going, moments, changes = np.arange(count), start, np.zeros(count, dtype=np.int64)
-    rows: list[Ints] = []
-    points: list[Floats] = []
+    rows, points = [going[:0]], [np.empty((0, 3))]
     while len(going):
         most = np.minimum(AHEAD, MOST_CHANGES - changes[going])
-        ahead = pieces(going, moments, until, moments.now + 2 * about, most)
-        known = cost(going[ahead.row], ahead.start)
-        if not rows and np.isinf(ahead.end).all():
-            return Phases.steady(*known)
-        table = np.full((4, len(going), ahead.place.max() + 1), np.nan)
-        table[:, ahead.row, ahead.place] = ahead.start.now, ahead.end, *known
-        begun, end, seconds, joules = table
-        with np.errstate(invalid="ignore", divide="ignore"):
-            room = end - begun
-            share = room / seconds
-            # What a phase of no end has spent stays as it is: 0 joules each second.
-            after = np.stack([end - start.now[going, None], share, share * joules])
-            after[1:, :, 0] += progress[1:, going]
-            after[1:] = np.cumsum(after[1:], axis=2)
-            before = np.concatenate([progress[:, going, None], after[:, :, :-1]], axis=2)
-            left = 1.0 - before[1]
-            last = np.isinf(room) | (left * seconds <= room * (1 + ROUNDING))
-            whole = before + left * np.stack([seconds, np.ones_like(left), joules])
-        ends = last.any(axis=1)
-        passed = np.where(ends, last.argmax(axis=1), np.bincount(ahead.row))
+        ahead = pieces(going, moments, until, moments.now + 1.5 * about, most)
+        costs = cost(going[ahead.row], ahead.start)
+        if len(rows) == 1 and np.isinf(ahead.end).all():
+            return Phases.steady(*costs)
+        found = _walk(ahead, costs, start.now[going], progress[:, going])
+        ends, here = found.last.any(axis=1), np.bincount(ahead.row)
+        passed = np.where(ends, found.last.argmax(axis=1), here)
         rows.append(np.repeat(going, passed))
-        points.append(after[:, np.arange(table.shape[2]) < passed[:, None]].T)
-        changes[going] += passed
+        points.append(found.after[:, np.arange(here.max()) < passed[:, None]].T)
         # Some end within a piece; the others are as far as their last one goes.
-        row, place = np.arange(len(going)), passed - ~ends
-        progress[:, going] = np.where(ends, whole[:, row, place], after[:, row, place])
+        at = np.arange(len(going)), passed - ~ends
+        progress[:, going] = np.where(ends, found.whole[:, *at], found.after[:, *at])
+        changes[going] += passed
         ended[going] = ends
         more = np.flatnonzero(~ends & (changes[going] < MOST_CHANGES))
-        about = (left[more, place[more]]) * seconds[more, place[more]]
-        going, now = going[more], end[more, place[more]]
-        moments = Moments(now, start.round_index[going])
-    # What still goes on is carried on as it was on average so far.
-    long, done = np.flatnonzero(~ended), progress[1, ~ended]
+        latest, going = (np.cumsum(here) - 1)[more], going[more]
+        about = costs.seconds[latest] * (1.0 - progress[1, going])
+        moments = Moments(ahead.end[latest], start.round_index[going])
+    if not ended.all():
+        # What still goes on is carried on as it was on average so far.
+        seconds, done, joules = progress[:, ~ended]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            progress[0, ~ended] = np.where(done > 0, seconds / done, np.inf)
+            progress[2, ~ended] = np.where(done > 0, joules / done, joules)
+    order = np.argsort(np.concatenate(rows), kind="stable")
+    first = np.cumsum(changes) - changes
+    return Phases(progress[0], progress[2], changes, first, np.concatenate(points)[order])
+
+
+class _Walk(NamedTuple):
+    """How far phases are, piece by piece: [rows, pieces], before that in the order of `Progress`.
+
+    Beyond the last piece of a row there is NaN.
+    """
+
+    after: Floats  # at the end of a piece
+    whole: Floats  # at the end of the phase, if it lies within the piece
+    last: Flags  # whether it does, or would if the phase had not ended before
+
+
+def _walk(ahead: Pieces, costs: SteadyCost, start: Floats, before: Floats) -> _Walk:
+    """Return how far phases are that began at `start` and have come so far `before`."""
+    table = np.full((4, len(start), ahead.place.max() + 1), np.nan)
+    table[:, ahead.row, ahead.place] = ahead.start.now, ahead.end, *costs
+    begun, end, seconds, joules = table
     with np.errstate(invalid="ignore", divide="ignore"):
-        progress[0, long] = np.where(done > 0, progress[0, long] / done, np.inf)
-        progress[2, long] = np.where(done > 0, progress[2, long] / done, progress[2, long])
-    row = np.concatenate([np.empty(0, dtype=np.int64), *rows])
-    ordered = np.concatenate([np.empty((0, 3)), *points])[np.argsort(row, kind="stable")]
-    return Phases(progress[0], progress[2], changes, np.cumsum(changes) - changes, ordered)
+        room = end - begun
+        share = room / seconds
+        # What a phase of no end has spent stays as it is: 0 joules each second.
+        after = np.stack([end - start[:, None], share, share * joules])
+        after[1:, :, 0] += before[1:]
+        after[1:] = np.cumsum(after[1:], axis=2)
+        earlier = np.concatenate([before[:, :, None], after[:, :, :-1]], axis=2)
+        left = 1.0 - earlier[1]
+        last = np.isinf(room) | (left * seconds <= room * (1 + ROUNDING))
+        whole = earlier + left * np.stack([seconds, np.ones_like(left), joules])
+    return _Walk(after, whole, last)
 
 
 def transfer_cost(bits: Floats, bit_rate: Floats, watts: Floats) -> SteadyCost:

@@ -1,11 +1,11 @@
 """The simulated fleet: devices in this process, under virtual time."""
 
 from collections.abc import Hashable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from anyfleet.arrays import Flags, Floats, Ints, alike, join
+from anyfleet.arrays import Arrays, Flags, Floats, Ints, alike, join
 from anyfleet.core.check_in import OrderChoices
 from anyfleet.core.choosing import decide
 from anyfleet.core.device_state import DeviceState
@@ -27,7 +27,20 @@ from anyfleet.world.world import RuntimeConditions
 
 # Devices looked at together: intermediate results stay in the processor's cache.
 _BLOCK = 1 << 17
+# Columns of the table that change when orders are carried out, and when uploads are known.
+_OF_RESULTS = ("carried_out", "replies", "did_nothing", "detail", "details")
+_OF_UPLOADS = ("bits_up", "upload", "upload_round", "events", "failed_after", "reason")
 _TRAINED = (Kind.TRAIN, Kind.HOLD, Kind.FETCH)  # kinds whose report has the loss of training
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked(Arrays):
+    """The conditions of devices at one time, while so many use the band of each."""
+
+    device: Ints
+    active: Ints
+    conditions: Conditions
+    when: When
 
 
 class Simulated:
@@ -64,6 +77,9 @@ class Simulated:
         self._losses: Floats = np.full(task.devices, np.nan)
         self._free = np.ones(task.devices, dtype=bool)
         self._choices: OrderChoices | None = None  # made and not yet told
+        self._asked: _Asked | None = None  # a check-in and its orders are of the same time
+        # Devices found online, at the time at which somebody looked last.
+        self._found, self._looked = np.zeros(0, dtype=bool), When(-1.0, -1)
 
     # -- what policies learn
 
@@ -85,8 +101,21 @@ class Simulated:
         return np.concatenate([np.empty(0, dtype=bool), *map(self._free_in_block, blocks)])
 
     def _free_in_block(self, devices: Ints) -> Flags:
-        online = self._world.online(devices, self._when())
-        return self._free[devices] & online & self._batteries.above_reserve(devices, self.now())
+        online, enough = self._online(devices), self._batteries.above_reserve(devices, self.now())
+        return self._free[devices] & online & enough
+
+    def _online(self, devices: Ints) -> Flags:
+        """Return which devices can be reached; those that are picked have just been looked at."""
+        if self._world.always_online:
+            return np.ones(len(devices), dtype=bool)
+        if self._looked != (now := self._when()):
+            self._looked, self._found = now, np.zeros(self._task.devices, dtype=bool)
+        online: Flags = self._found[devices]
+        unknown = np.flatnonzero(~online)
+        if len(unknown):
+            online[unknown] = self._world.online(devices[unknown], now)
+            self._found[devices] = online
+        return online
 
     def conditions(self, devices: Ints) -> Conditions:
         """Return what these devices would report if all checked in now.
@@ -95,7 +124,9 @@ class Simulated:
         """
         charge = self._batteries.charge(devices, self.now())
         own = RuntimeConditions(charge, self._losses[devices])
-        return self._world.report(devices, self._when(), self._active(devices), own)
+        now = self._when()
+        true = self._conditions_at(devices, self._world.reports.when(now), self._active(devices))
+        return self._world.report(devices, now, true, own)
 
     def offer(self, orders: Cohort) -> None:
         """Let the devices choose from the menus of these orders; no time passes."""
@@ -107,8 +138,20 @@ class Simulated:
 
     def _true_conditions(self, devices: Ints, active: Ints) -> Conditions:
         """Return the true conditions of devices while `active` devices use their bands."""
-        own = self._world.conditions(devices, self._when(), active)
+        own = self._conditions_at(devices, self._when(), active)
         return replace(own, battery=self._batteries.charge(devices, self.now()))
+
+    def _conditions_at(self, devices: Ints, when: When, active: Ints) -> Conditions:
+        """Return conditions as the world has them; those that were asked for last are known."""
+        known = self._asked
+        if known is not None and known.when == when:
+            if len(known) > len(devices):  # some declined
+                known = known.take(np.isin(known.device, devices))
+            if np.array_equal(known.device, devices) and np.array_equal(known.active, active):
+                return known.conditions
+        found = self._world.conditions(devices, when, active)
+        self._asked = _Asked(devices, active, found, when)
+        return found
 
     def _active(self, devices: Ints) -> Ints:
         """Return how many devices use the band of each: these, and those under way."""
@@ -126,6 +169,7 @@ class Simulated:
         """Send orders to their devices."""
         before = self._under_way
         new = self._begin(orders)
+        self._asked = None  # the next orders are of another time, or of other devices
         self._under_way = new if before is None else join([before, new])
         if before is None or not self._world.shares_bands:
             return
@@ -185,7 +229,7 @@ class Simulated:
         came = ended.reason < 0
         replies = ended.replies.take(came).pruned()
         self._remember_losses(ended, replies.reported("loss"), came)
-        reasons = tuple(ended.reasons[number] for number in ended.reason[~came])
+        reasons = tuple(filter(None, ended.why()))
         return Events(
             replies=replies if came.any() else None,
             charges=charges.take(came) if came.any() else None,
@@ -252,7 +296,9 @@ class Simulated:
         left[rows] = False
         self._under_way = orders.take(left).pruned() if left.any() else None
         self._free[closed.device] = True
-        self._recall(closed.id)
+        # Of those that upload, devices keep what they have learnt.
+        if (forgotten := closed.carried_out & ~closed.uploading).any():
+            self._recall(closed.id[forgotten])
         return closed
 
     def _recall(self, orders: Ints) -> Remembered | None:
@@ -294,24 +340,28 @@ class Simulated:
 
     def _uploaded(self, orders: UnderWay, due: Flags) -> UnderWay:
         """Return the orders with the uploads of those whose training may end, in this round."""
-        waiting = np.flatnonzero(orders.events.training & ~orders.carried_out)
-        if len(waiting):
-            orders = orders.put(waiting, self._execute(orders.take(waiting)))
-        rows = np.flatnonzero(due & (orders.upload_round != self._round_index))
+        orders = self._execute(orders, np.flatnonzero(orders.events.training & ~orders.carried_out))
+        if self._world.rounds_change_links:
+            new = due & (orders.upload_round != self._round_index)
+        else:  # when they begin does not matter: all at once
+            new = orders.events.training & (orders.upload_round < 0)
+        rows = np.flatnonzero(new)
         if not len(rows):
             return orders
-        return orders.put(rows, with_uploads(orders.take(rows), self._round_index, self._world))
+        some = with_uploads(orders.take(rows), self._round_index, self._world)
+        return orders.put_columns(rows, some, *_OF_UPLOADS)
 
-    def _execute(self, orders: UnderWay) -> UnderWay:
-        """Return orders that the engine carried out, those of one kind and job together."""
+    def _execute(self, orders: UnderWay, waiting: Ints) -> UnderWay:
+        """Return the orders after the engine carried out some, those of one job together."""
         groups: dict[Hashable, list[int]] = {}
-        for number, cohort in enumerate(each.sent for each in orders.cohorts):
+        for number in np.unique(orders.cohort[waiting]).tolist():
+            cohort = orders.cohorts[number].sent
             drawn = cohort.cohort_key if draws_together(cohort.job, cohort.cohort_key) else None
             groups.setdefault((cohort.kind, cohort.job, drawn), []).append(number)
         for numbers in groups.values():
-            rows = np.flatnonzero(np.isin(orders.cohort, numbers))
-            if len(rows):
-                orders = orders.put(rows, self._carry_out(orders.take(rows)))
+            rows = waiting[np.isin(orders.cohort[waiting], numbers)]
+            done = self._carry_out(orders.take(rows))
+            orders = orders.put_columns(rows, done, *_OF_RESULTS)
         return orders
 
     def _carry_out(self, orders: UnderWay) -> UnderWay:
@@ -320,7 +370,8 @@ class Simulated:
         for rows in groups:
             cohort, places = orders.cohorts[orders.cohort[rows[0]]], orders.row[rows]
             sent.append(cohort.sent.take(places))
-            received.append(cohort.received.take(places))
+            lossless = cohort.received is cohort.sent
+            received.append(sent[-1] if lossless else cohort.received.take(places))
         order = np.concatenate(groups)
         given = Assignment(join(received), join(sent), orders.transfer.width_up[order])
         done = self._executor.execute(given, self._states)
@@ -330,15 +381,15 @@ class Simulated:
             **{row: f"refused: {why}" for row, why in done.refused_by_server.items()},
             **{row: f"refused by the device: {why}" for row, why in done.refused_by_device.items()},
         }
-        did_nothing, refusal = np.zeros(len(orders), dtype=bool), np.full(len(orders), -1)
+        did_nothing, detail = np.zeros(len(orders), dtype=bool), np.full(len(orders), -1)
         did_nothing[list(done.refused_by_device)] = True
-        refusal[list(refused)] = np.arange(len(refused))
+        detail[list(refused)] = len(orders.details) + np.arange(len(refused))
         back = np.argsort(order)
         return replace(
             orders,
             carried_out=np.ones(len(orders), dtype=bool),
             replies=done.replies if len(groups) == 1 else done.replies.take(back),
             did_nothing=did_nothing[back],
-            refusal=refusal[back],
-            refusals=tuple(refused.values()),
+            detail=detail[back],
+            details=(*orders.details, *refused.values()),
         )

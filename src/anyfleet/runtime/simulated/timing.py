@@ -19,7 +19,14 @@ from anyfleet.core.stacks import Replies
 from anyfleet.core.time_and_energy import Effort
 from anyfleet.runtime.simulated.charging import demand
 from anyfleet.runtime.simulated.clock import Events
-from anyfleet.runtime.simulated.failures import REASONS, battery_empty, earliest, offline, when
+from anyfleet.runtime.simulated.failures import (
+    OUT_OF_MEMORY,
+    REFUSED,
+    battery_empty,
+    earliest,
+    offline,
+    when,
+)
 from anyfleet.runtime.simulated.phases import Phases, SteadyCost, follow, transfer_cost
 from anyfleet.runtime.simulated.transfers import draw_transfers, event_keys
 from anyfleet.runtime.simulated.under_way import Submitted, UnderWay
@@ -44,7 +51,9 @@ def begin(
     """
     devices, count = orders.device, len(orders)
     transfer = draw_transfers(orders, world, now, active)
-    received = cut_orders(orders, transfer.width_down, task.blueprint)
+    received = orders
+    if world.lossy:
+        received = cut_orders(orders, transfer.width_down, task.blueprint)
     samples = world.declared.samples[devices]
     need = demand(received, samples, task, world.declared.counting, states)
     start = Moments(np.full(count, now.now), np.full(count, now.round_index))
@@ -52,23 +61,21 @@ def begin(
     download = _transfer(world, links, start, received.bits, np.ones(count, dtype=bool))
     compute = _compute(world, received, need.effort, start, own, download.seconds)
     after, trained = download.seconds, download.seconds + compute.seconds
-    dies = np.zeros(count, dtype=bool)
-    if world.mortal:
-        dies = world.dies(devices, event_keys(orders, world.seed, "death"), now)
     failures = {
         "battery empty": battery_empty((download, compute), own.battery),
-        "died": when(dies, after + compute.seconds / 2),
         "no link": when(np.isinf(after), 0.0),
         "out of memory": when(need.memory > own.memory, after),
     }
-    soonest, _ = earliest(failures)
-    failures["went offline"] = offline(world, devices, start, np.minimum(trained, soonest))
-    failed_after, reason = earliest(failures)
-    fails, reasons = reason >= 0, REASONS
-    for row in np.flatnonzero(reason == REASONS.index("out of memory")):
-        reason[row] = len(reasons)
-        reasons = (*reasons, too_large(float(need.memory[row]), float(own.memory[row])))
+    if world.mortal:
+        dies = world.dies(devices, event_keys(orders, world.seed, "death"), now)
+        failures["died"] = when(dies, after + compute.seconds / 2)
+    failed_after, reason = _with_offline(world, devices, start, failures, trained)
+    fails = reason >= 0
+    large = np.flatnonzero(reason == OUT_OF_MEMORY)
+    needed, there = need.memory[large].tolist(), own.memory[large].tolist()
     none, nowhere, no = np.zeros(count), np.full(count, -1), np.zeros(count, dtype=bool)
+    detail = nowhere.copy()
+    detail[large] = np.arange(len(large))
     events = Events(
         training=~fails,
         trained=now.now + trained,
@@ -102,11 +109,20 @@ def begin(
         carried_out=no,
         replies=_no_replies(orders),
         did_nothing=no,
-        refusal=nowhere,
+        detail=detail,
         cohorts=(Submitted(orders, received),),
-        reasons=reasons,
-        refusals=(),
+        details=tuple(map(too_large, needed, there)),
     )
+
+
+def _with_offline(
+    world: World, devices: Ints, start: Moments, failures: dict[str, Floats], seconds: Floats
+) -> tuple[Floats, Ints]:
+    """Return the `earliest` failures, if devices that go offline in these seconds fail too."""
+    if world.always_online:
+        return earliest(failures)
+    soonest = np.minimum(np.min([*failures.values()], axis=0), seconds)
+    return earliest({**failures, "went offline": offline(world, devices, start, soonest)})
 
 
 def _no_replies(orders: Cohort) -> Replies:
@@ -131,7 +147,7 @@ def with_uploads(orders: UnderWay, round_index: int, world: World) -> UnderWay:
     bits, device = orders.replies.bits, orders.device
     links = _Links("up", device, orders.active, orders.bit_rate_up, orders.send_power)
     upload = _transfer(world, links, start, bits, same)
-    refused = (orders.refusal >= 0) & ~orders.did_nothing
+    refused = (orders.detail >= 0) & ~orders.did_nothing
     left = orders.battery - (orders.download.joules + orders.compute.joules)
     failures = {
         "battery empty": battery_empty((upload,), left),
@@ -140,20 +156,15 @@ def with_uploads(orders: UnderWay, round_index: int, world: World) -> UnderWay:
         # A reply that the server refuses has arrived, and is charged.
         "refused": when(refused, upload.seconds),
     }
-    soonest, _ = earliest(failures)
     # A device that was online when the round began stays for its order: only time changes that.
     there = Moments(start.now, orders.round_index)
-    end = np.minimum(upload.seconds, soonest)
-    failures["went offline"] = offline(world, device, there, end)
-    after, reason = earliest(failures)
+    after, reason = _with_offline(world, device, there, failures, upload.seconds)
     # An order that its device refuses reached it, and it did nothing.
     after = np.where(orders.did_nothing, 0.0, after)
     ends = start.now + np.where(np.isfinite(after), after, upload.seconds)
     # A failure counts its seconds from the start of the order; of such an order, the download.
     download = orders.download.seconds
     failed_after = np.where(orders.did_nothing, download, download + orders.compute.seconds + after)
-    told = orders.did_nothing | (reason == REASONS.index("refused"))
-    reason = np.where(told, len(REASONS) + orders.refusal, reason)
     return replace(
         orders,
         bits_up=bits,
@@ -161,8 +172,7 @@ def with_uploads(orders: UnderWay, round_index: int, world: World) -> UnderWay:
         upload_round=start.round_index,
         events=replace(orders.events, ends=ends),
         failed_after=failed_after,
-        reason=reason,
-        reasons=(*REASONS, *orders.refusals) if orders.refusals else REASONS,
+        reason=np.where(orders.did_nothing, REFUSED, reason),
     )
 
 

@@ -1,6 +1,7 @@
 """Orders under way as one table, and the state of a simulated fleet between two events."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from anyfleet.core.messages import Charges
 from anyfleet.core.orders import Cohort
 from anyfleet.core.stacks import Replies
 from anyfleet.runtime.simulated.clock import Clock, Events
+from anyfleet.runtime.simulated.failures import DETAILED, REASONS
 from anyfleet.runtime.simulated.phases import ROUNDING, Phases, Progress
 from anyfleet.runtime.simulated.transfers import Transfers
 
@@ -53,14 +55,31 @@ class UnderWay(Arrays):
     uploading: Flags  # whether it has begun
     events: Events
     failed_after: Floats  # seconds from its beginning to its failure; infinite without one
-    reason: Ints  # why it fails, or -1
+    reason: Ints  # why it fails: a place among `REASONS`, or -1
     carried_out: Flags  # whether an engine did what it asks for
     replies: Replies  # any before that
     did_nothing: Flags  # whether its device refused it
-    refusal: Ints  # why its device, or the server the reply, or -1
+    detail: Ints  # why it was refused, or does not fit into memory, or -1
     cohorts: tuple[Submitted, ...] = listed("cohort")
-    reasons: tuple[str, ...] = listed("reason")
-    refusals: tuple[str, ...] = listed("refusal")
+    details: tuple[str, ...] = listed("detail")
+
+    def put_columns(self, rows: Ints, other: "UnderWay", *names: str) -> "UnderWay":
+        """Return the orders with some columns of others in place of these rows.
+
+        Most columns never change, and to put all of them takes long. Others list what these do.
+        """
+        if len(rows) == len(self):
+            return other
+        changed = {name: _put(getattr(self, name), rows, getattr(other, name)) for name in names}
+        return replace(self, **changed)
+
+    def why(self) -> tuple[str, ...]:
+        """Return why each order fails; "" where it does not."""
+        told = zip(self.reason.tolist(), self.detail.tolist(), strict=True)
+        return tuple(
+            "" if reason < 0 else self.details[detail] if reason in DETAILED else REASONS[reason]
+            for reason, detail in told
+        )
 
     def charges(self, elapsed: Floats) -> Charges:
         """Return what each order has cost after so many seconds: the work done by then."""
@@ -85,6 +104,17 @@ class UnderWay(Arrays):
             delivered_down=self.transfer.delivered_down * (down.done == 1),
             delivered_up=self.transfer.delivered_up * (up.done == 1),
         )
+
+
+def _put(column: Any, rows: Ints, values: Any) -> Any:
+    """Return a column with other values in these rows, which ascend; of a list, the other."""
+    if isinstance(column, Arrays):
+        return column.put(rows, values)
+    if isinstance(column, tuple):
+        return values
+    found = column.copy()
+    found[rows] = values
+    return found
 
 
 def _progress(phases: Phases, start: Floats, elapsed: Floats) -> Progress:
