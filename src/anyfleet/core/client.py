@@ -76,7 +76,7 @@ class Launched:
     cohort: Cohort
     context: TrainingContext
     stack: Stack  # what is sent, without the report
-    numbers: Mapping[str, Tensor]  # that training brings: [devices, …]
+    measured: Mapping[str, Tensor]  # all numbers that training brings: [devices, …]
     reported: Sequence[str]  # which of them are in the report
     learned: Sequence[str]  # from which of them a chooser learns
     kept: Keepsakes
@@ -366,11 +366,11 @@ def _inputs(cohort: Cohort, given: Prepared, params: Params, buffers: Params, ta
         with during("task", task):
             samples = samples_of(task, cohort.device.tolist())
     x, y, rows, valid = samples
-    numbers = given.hyperparameters
+    asked, seen, key = given.hyperparameters, given.seen, given.key
     if len(cohort) > 1:
-        return Inputs(params, buffers, x, y, valid, given.seen, given.key, numbers, rows)
-    alone = _alone(params), _alone(buffers), x, y, valid[0], given.seen[0], given.key[0]
-    return Inputs(*alone, _alone(numbers), rows[0])
+        return Inputs(params, buffers, x, y, valid, seen, key, asked, rows)
+    alone = _alone(params), _alone(buffers), x, y, valid[0], seen[0], key[0], _alone(asked)
+    return Inputs(*alone, rows[0])
 
 
 def _compressed(
@@ -395,7 +395,7 @@ def collect(
 
     `rows` are the orders of the cohort that each stack carries out.
     """
-    job, fetched = cohort.job, on_host([each.numbers for each in launched])
+    job, fetched = cohort.job, on_host([each.measured for each in launched])
     model, samples = np.empty(len(cohort)), np.empty(len(cohort), dtype=np.int64)
     stacks, masked = [], []
     chooser: list[ChooserState | None] = [None] * len(cohort)
