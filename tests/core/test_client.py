@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from anyfleet.core.client import work
+from anyfleet.core.client import carry_out, work
 from anyfleet.core.device_state import DeviceState
+from anyfleet.core.device_states import DeviceStates
 from anyfleet.core.evaluation import measure
 from anyfleet.core.layout import MessageLayout, TensorLayout
 from anyfleet.core.loop import Round, run
@@ -96,6 +97,23 @@ def test_a_fetched_result_is_the_one_that_was_trained() -> None:
     assert done.states[0].held is None
     again = work(fetch, done.states, task)
     assert again.replies.report_of(0) == {"missing": 1.0}
+
+
+def test_a_held_result_holds_nothing_of_other_devices() -> None:
+    task = small.task()
+    asked = replace(orders(fedavg(lr=0.1), task, [3, 0, 5]), kind=Kind.HOLD)
+    states = DeviceStates(task)
+    stacks = [np.array([0, 2]), np.array([1])]
+    done = carry_out(asked, states, task, stacks=stacks)
+    held = [each for each in done.remembered.held if each is not None]
+    assert [each.device.tolist() for each in held] == [[3], [0], [5]]
+    assert [len(each.stacks) for each in held] == [1, 1, 1]
+    for row, each in enumerate(held):
+        alone = work(asked.take([row]), (DeviceState(),), task).states[0].held
+        assert alone is not None
+        assert each.bits == alone.bits
+        both = each.trees_of(0)["delta"], alone.trees_of(0)["delta"]
+        assert small.distance(*both) < 1e-5
 
 
 @pytest.mark.parametrize("kind", [Kind.EVALUATE, Kind.REPORT])

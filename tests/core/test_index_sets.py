@@ -3,13 +3,12 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyfleet.core.client import work
 from anyfleet.core.device_state import DeviceState
-from anyfleet.core.index_sets import mask_sizes, pack_mask, pack_slice, unpack_slice
+from anyfleet.core.index_sets import pack_slice, unpack_slice
 from anyfleet.core.message_size import uncompressed_bits
 from anyfleet.core.planning import load_models
 from anyfleet.core.slots import Norm
@@ -40,24 +39,6 @@ def slices(draw: st.DrawFn, blueprint: Blueprint = BLUEPRINT) -> Slice:
 @given(slices())
 def test_a_slice_survives_the_wire(slice_: Slice) -> None:
     assert unpack_slice(pack_slice(slice_, BLUEPRINT), BLUEPRINT) == slice_
-
-
-@given(
-    st.lists(st.integers(1, 5), max_size=4),
-    st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=4),
-    st.integers(0, 2**31),
-)
-def test_masks_of_a_stack_are_as_long_as_each_is_packed(
-    shape: list[int], constant: list[list[bool]], seed: int
-) -> None:
-    drawn = torch.Generator().manual_seed(seed)
-    masks = []
-    for flags in constant:
-        # Some dimensions are constant.
-        short = [1 if flag else size for size, flag in zip(shape, flags, strict=False)]
-        masks.append((torch.rand(short, generator=drawn) < 0.5).float().expand(shape))
-    sizes = mask_sizes(torch.stack(masks))
-    assert sizes.tolist() == [len(pack_mask(mask)[1]) for mask in masks]
 
 
 def test_a_prefix_costs_a_few_bytes_per_axis_and_a_scattered_set_a_bit_per_channel() -> None:

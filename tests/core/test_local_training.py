@@ -10,8 +10,8 @@ from torch.func import vmap
 from anyfleet.arrays import join
 from anyfleet.core.client import work
 from anyfleet.core.device_state import DeviceState
-from anyfleet.core.local_training import Extent, extent, samples_of, train
-from anyfleet.core.messages import EVERYTHING, Hyperparameters
+from anyfleet.core.local_training import Extent, as_tensors, extent, prepare, samples_of, train
+from anyfleet.core.messages import EVERYTHING, Hyperparameters, Params
 from anyfleet.core.method import Method
 from anyfleet.core.orders import Cohort
 from anyfleet.core.planning import PlanningState, load_models, plan_cohort
@@ -122,6 +122,7 @@ class Apart:
 
     def __init__(self, task: Task) -> None:
         self.devices, self.data, self.size = task.devices, task.data, task.size
+        self.params, self.labels = task.params, task.labels
 
 
 def test_samples_are_taken_where_they_lie() -> None:
@@ -138,6 +139,42 @@ def test_samples_are_taken_where_they_lie() -> None:
             assert torch.equal(y[own], task.data(device).y)
             # Padding repeats the last of them.
             assert set(rows[row][~valid[row]].tolist()) <= {int(own[-1])}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_stacks_that_are_prepared_together_have_what_each_needs(dtype: torch.dtype) -> None:
+    task = small.task(equal=False, dtype=dtype)
+    stacks = [[3, 0, 5], [1], [4, 2]]
+    devices = np.concatenate(stacks)
+    sizes = [[task.size(device) for device in some] for some in stacks]
+    assert len(set(map(max, sizes))) == 3  # all are padded to other lengths
+    drawn = np.random.default_rng(3)
+    numbers = Hyperparameters.alike(6, lr=0.1, epochs=2, batch_size=8).changed(
+        lr=drawn.random(6), batch_size=drawn.integers(2, 9, 6), sent_fraction=drawn.random(6)
+    )
+    keys = torch.from_numpy(drawn.integers(-(2**62), 2**62, (2, 6)))
+    found = prepare(task, devices, (keys[0], keys[1]), numbers, [3, 1, 2])
+    apart = prepare(Apart(task), devices, (keys[0], keys[1]), numbers, [3, 1, 2])  # type: ignore[arg-type]
+    rows = np.split(np.arange(6), [3, 4])
+    for row, some, count, each, own in zip(rows, stacks, sizes, found, apart, strict=True):
+        given = numbers.take(row)
+        assert each.samples is not None
+        assert own.samples is None
+        pairs = zip(each.samples, samples_of(task, some), strict=True)
+        assert all(torch.equal(*pair) for pair in pairs)
+        for one in (each, own):
+            due = as_tensors(given, count, next(iter(task.params.values())))
+            assert same_trees(one.hyperparameters, due)
+            assert one.sent_fraction.tolist() == given.sent_fraction.tolist()
+            assert [one.key.tolist(), one.uplink_key.tolist()] == keys[:, row].tolist()
+            assert one.bounds == extent(given, count)
+            assert one.counts.tolist() == count
+            assert torch.equal(one.seen, torch.stack([task.labels(device) for device in some]))
+
+
+def same_trees(one: Params, two: Params) -> bool:
+    same = (torch.equal(one[name], value) for name, value in two.items())
+    return one.keys() == two.keys() and all(same)
 
 
 def test_a_device_without_samples_has_a_row_of_padding() -> None:

@@ -5,8 +5,17 @@ from itertools import pairwise
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from anyfleet.core.message_size import expected_bits, heavy_update, uncompressed_bits
+from anyfleet.core.message_size import (
+    expected_bits,
+    heavy_update,
+    mask_bits,
+    mask_variation,
+    stacked_mask_bits,
+    uncompressed_bits,
+)
 from anyfleet.core.method import Job
 from anyfleet.core.slots import Codec
 from anyfleet.elastic import WHOLE
@@ -134,3 +143,25 @@ def test_more_bits_are_never_for_worse(codec: Codec) -> None:
     # What is drawn at random varies a little.
     assert all(after <= 1.05 * before for before, after in pairwise(errors))
     assert errors[-1] < errors[0] / 2
+
+
+@given(
+    st.lists(st.integers(1, 5), max_size=4),
+    st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=4),
+    st.integers(0, 2**31),
+)
+def test_masks_of_a_stack_are_as_long_as_each_is_packed(
+    shape: list[int], constant: list[list[bool]], seed: int
+) -> None:
+    drawn = torch.Generator().manual_seed(seed)
+    masks = []
+    for flags in constant:
+        # Some dimensions are constant.
+        short = [1 if flag else size for size, flag in zip(shape, flags, strict=False)]
+        masks.append((torch.rand(short, generator=drawn) < 0.5).float().expand(shape))
+    rows = (torch.rand(len(masks), 3, 1, generator=drawn) < 0.5).float().expand(-1, 3, 4)
+    # One of the stacks is a view: along its last dimension one entry stands for all.
+    stack = {"whole": torch.stack(masks), "rows": rows}
+    bits = stacked_mask_bits(stack, mask_variation(stack).numpy())
+    each = [{name: value[row] for name, value in stack.items()} for row in range(len(masks))]
+    assert bits.tolist() == [mask_bits(own) for own in each]

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from torch import Tensor, nn
 from torch.func import grad
 
-from anyfleet.elastic import Blueprint, Slice, SliceError, cut, paste, place, trace
+from anyfleet.elastic import Blueprint, Slice, SliceError, cut, cut_stack, paste, place, trace
+from anyfleet.elastic.indexing import Index, moved
 from tests.helpers.nets import FAMILIES, NETS, traced
 
 
@@ -52,6 +53,33 @@ def test_paste_is_the_inverse_of_cut(name: str) -> None:
         assert all(torch.equal(same[n], everything[n]) for n in everything)
 
     check()
+
+
+def test_a_stack_is_cut_like_each_of_its_devices() -> None:
+    net = traced("lenet")
+    slice = Slice.of({"c1": (3, 0), "c2": (2, 3, 4)}, net.blueprint)
+    stack = {name: torch.stack([value, value + 1]) for name, value in net.params.items()}
+    for row, found in enumerate(zip(*cut_stack(stack, slice, net.blueprint).values(), strict=True)):
+        whole = {name: value + row for name, value in net.params.items()}
+        due = cut(whole, slice, net.blueprint).values()
+        assert all(torch.equal(*pair) for pair in zip(found, due, strict=True))
+
+
+def test_lists_of_indices_are_moved_and_runs_stay() -> None:
+    lists, run = (torch.tensor([3, 0]), torch.tensor([5, 1, 4])), slice(1, 4)
+    kept = {"weight": (lists[1], lists[0], run), "bias": (lists[1],), "scalar": ()}
+    found = moved(kept, "cpu")
+    assert found.keys() == kept.keys()
+    assert found["weight"][2] is run
+    assert torch.equal(index_of(found["weight"][0]), lists[1])
+    assert torch.equal(index_of(found["weight"][1]), lists[0])
+    assert found["bias"][0] is found["weight"][0]
+    assert moved({"bias": (run,)}, "meta") == {"bias": (run,)}
+
+
+def index_of(index: Index) -> Tensor:
+    assert isinstance(index, Tensor)
+    return index
 
 
 def test_place_works_in_place_with_scattered_indices() -> None:

@@ -4,46 +4,53 @@ Orders of equal shape are carried out together, as one stack: every tensor has a
 one place for each device. One order is that of a real device; several are those of simulated ones.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from anyfleet import rng
 from anyfleet.arrays import Floats, Ints, alike, join
+from anyfleet.core.codec_calls import compress
 from anyfleet.core.device_state import DeviceState
 from anyfleet.core.device_states import DeviceStates, Keepsakes, Remembered
 from anyfleet.core.evaluation import calibrate, measure
-from anyfleet.core.layout import dense
+from anyfleet.core.layout import MessageLayout, dense, tensor_layouts
 from anyfleet.core.local_training import (
     Inputs,
-    as_tensors,
-    extent,
+    Prepared,
     lifted,
+    prepare,
     samples_of,
-    sizes_of,
     train,
     training_context,
 )
-from anyfleet.core.message_size import requested, stack_extra_bits, stacked_mask_bits
-from anyfleet.core.messages import Kind, Params, Report, Trees
+from anyfleet.core.message_size import (
+    mask_variation,
+    requested,
+    stack_extra_bits,
+    stacked_mask_bits,
+)
+from anyfleet.core.messages import ChooserState, Kind, Params, Report, Trees
 from anyfleet.core.objectives import Task
-from anyfleet.core.orders import Cohort
+from anyfleet.core.orders import Cohort, grid
 from anyfleet.core.padding import unpaddable
 from anyfleet.core.reports import learned, learns, on_host, reported
 from anyfleet.core.residuals import compress_updates
 from anyfleet.core.return_checks import Caller, countable, trained
-from anyfleet.core.slots import Compressed, TrainingContext, TrainingResult
+from anyfleet.core.slots import Compressed, Norm, TrainingContext, TrainingResult
 from anyfleet.core.stacks import Replies, Stack
-from anyfleet.elastic import cut_stack, paste_stack, within
+from anyfleet.elastic import Blueprint, cut_stack, paste_stack, within
 from anyfleet.tracebacks import during
 
 TRAINING = (Kind.TRAIN, Kind.HOLD)  # kinds of orders that train
 
 Runner = Callable[..., TrainingResult]  # called as `local_training.train` is
 _DISTORTION, _NORM = "distortion", "norm"  # in a report, beside what the trainer measures
-_MODEL, _MASKS = "bits of the model", "bits of the masks"  # in no report
+_MODEL, _MASKS = "bits of the model", "variation of the masks"  # in no report
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,14 +71,20 @@ class Finished:
 
 @dataclass(frozen=True, eq=False)
 class Launched:
-    """Orders that are being trained: tensors that an accelerator may not have computed yet."""
+    """A stack that is being trained: tensors that an accelerator may not have computed yet."""
 
     cohort: Cohort
     context: TrainingContext
-    result: TrainingResult
-    change: Params  # of the parameters that are sent, before compression; {}: nobody needs it
-    compressed: Compressed
+    stack: Stack  # what is sent, without the report
+    measured: Mapping[str, Tensor]  # all numbers that training brings: [devices, …]
+    reported: Sequence[str]  # which of them are in the report
+    learned: Sequence[str]  # from which of them a chooser learns
+    kept: Keepsakes
     samples: Ints
+
+
+# What maps a function over stacks, as `map` does; an engine may do so in threads or on streams.
+Mapper = Callable[[Callable[[int], Launched], Iterable[int]], Iterable[Launched]]
 
 
 def work(cohort: Cohort, states: tuple[DeviceState, ...], task: Task) -> Completed:
@@ -84,20 +97,46 @@ def work(cohort: Cohort, states: tuple[DeviceState, ...], task: Task) -> Complet
     return Completed(done.replies, tuple(kept.state(device) for device in devices))
 
 
-def carry_out(cohort: Cohort, states: DeviceStates, task: Task, runner: Runner = train) -> Finished:
-    """Return the replies to orders of one kind and one shape, and what their devices keep."""
-    if len(cohort) > 1 and cohort.kind in TRAINING and unpaddable(task):
-        # Samples that see each other cannot be padded to the largest device of a stack.
-        alone = [carry_out(order, states, task, runner) for order in cohort.rows()]
-        return Finished(join([a.replies for a in alone]), join([a.remembered for a in alone]))
+def carry_out(
+    cohort: Cohort,
+    states: DeviceStates,
+    task: Task,
+    runner: Runner = train,
+    *,
+    stacks: Sequence[Ints] | None = None,
+    run: Mapper = map,
+) -> Finished:
+    """Return the replies to orders of one kind, and what their devices keep.
+
+    `stacks` has the rows of orders of equal shape that are trained together; without it all are.
+    `run` trains stack after stack. What they bring is fetched when all of them have been launched.
+    """
     if cohort.kind in TRAINING:
-        return collect(launch(cohort, states, task, runner), states)
+        rows = [np.arange(len(cohort))] if stacks is None else stacks
+        if len(rows) < len(cohort) and unpaddable(task):
+            # Samples that see each other cannot be padded to the largest device of a stack.
+            rows = list(np.arange(len(cohort))[:, None])
+        parts = _parts(cohort, rows)
+        given = _prepared(parts, task)
+
+        def begun(number: int) -> Launched:
+            return launch(parts[number], given[number], states, task, runner)
+
+        return collect(cohort, rows, list(run(begun, range(len(parts)))), states)
     fetched = cohort.kind == Kind.FETCH
     replies = [
         _fetched(order, states) if fetched else _answered(order, states, task)
         for order in cohort.rows()
     ]
     return Finished(join(replies), Remembered.of(cohort, fetched=fetched))
+
+
+def _parts(cohort: Cohort, rows: Sequence[Ints]) -> list[Cohort]:
+    """Return the orders of every stack."""
+    if len(rows) < len(cohort):
+        return [cohort.take(some) for some in rows]
+    alone = cohort.rows()
+    return [alone[int(row)] for (row,) in rows]
 
 
 # --- orders that do not train -------------------------------------------------------------------
@@ -131,21 +170,26 @@ def _reply(order: Cohort, trees: Trees, report: Report, samples: int) -> Replies
     """Return the reply to a single order; its bits are those of trees without a model."""
     stack = Stack.of_one(trees, report=report)
     bits = stack_extra_bits(stack, np.zeros(1), order)
-    return _replies(order, stack, np.array([samples]), bits)
+    return _replies(order, [np.arange(1)], [stack], np.array([samples]), bits)
 
 
-def _replies(cohort: Cohort, stack: Stack, samples: Ints, bits: Floats) -> Replies:
-    """Return the replies to orders, place by place of a stack."""
+def _replies(
+    cohort: Cohort, rows: Sequence[Ints], stacks: Sequence[Stack], samples: Ints, bits: Floats
+) -> Replies:
+    """Return the replies to orders; each stack holds those of its rows, place by place."""
     count = len(cohort)
+    index, place = np.zeros(count, dtype=np.int64), np.arange(count)
+    for number, some in enumerate(rows if len(rows) > 1 else ()):
+        index[some], place[some] = number, np.arange(len(some))
     return Replies(
         order=cohort.id,
         device=cohort.device,
         samples=samples,
         bits=bits,
         delivered_width=np.ones(count),
-        stack_index=np.zeros(count, dtype=np.int64),
-        place=np.arange(count),
-        stacks=(stack,),
+        stack_index=index,
+        place=place,
+        stacks=tuple(stacks),
     )
 
 
@@ -183,19 +227,29 @@ def _begin_alike(cohort: Cohort, states: DeviceStates, task: Task) -> dict[str, 
     initial = {**task.params, **task.buffers}
     # What came whole need not be cut from the device's own: it would be a second model in memory.
     kept = [name for name in initial if padded or name not in received]
-    own = {name: states.own(name, cohort.device) for name in kept}
-    theirs = {name: value for name, value in own.items() if value is not None}
-    # Until a device has trained, its own is the model that every device was installed with.
-    installed = dense({n: initial[n] for n in kept if n not in theirs}, slice_, blueprint)
-    small = {
-        name: value.contiguous() for name, value in cut_stack(theirs, slice_, blueprint).items()
-    }
-    small |= {name: _expanded(value, count) for name, value in installed.items()}
+    small = _own(kept, cohort, states, initial, task) if kept else {}
     if padded:
         # Padding (specification §1.8): columns that came through replace the device's own.
         part, local = within(slice_, width, blueprint), blueprint.local(slice_)
         return small | paste_stack(received, {n: small[n] for n in received}, part, local)
     return small | {name: _expanded(value, count) for name, value in received.items()}
+
+
+def _own(
+    names: Sequence[str], cohort: Cohort, states: DeviceStates, initial: Params, task: Task
+) -> dict[str, Tensor]:
+    """Return what devices with one slice have themselves of some tensors, [devices, …].
+
+    Until a device has trained, its own is the `initial` model, with which all were installed.
+    """
+    blueprint, slice_ = task.blueprint, cohort.slice_of(0)
+    own = {name: states.own(name, cohort.device) for name in names}
+    theirs = {name: value for name, value in own.items() if value is not None}
+    installed = dense({n: initial[n] for n in names if n not in theirs}, slice_, blueprint)
+    small = {
+        name: value.contiguous() for name, value in cut_stack(theirs, slice_, blueprint).items()
+    }
+    return small | {name: _expanded(value, len(cohort)) for name, value in installed.items()}
 
 
 def _expanded(value: Tensor, count: int) -> Tensor:
@@ -213,7 +267,22 @@ def _alone(tree: Params) -> dict[str, Tensor]:
 # --- training -----------------------------------------------------------------------------------
 
 
-def launch(cohort: Cohort, states: DeviceStates, task: Task, runner: Runner = train) -> Launched:
+def _prepared(cohorts: Sequence[Cohort], task: Task) -> list[Prepared]:
+    """Return what the devices of stacks train with beside their models."""
+    key = torch.cat([each.key for each in cohorts])
+    with during("task", task):
+        return prepare(
+            task,
+            np.concatenate([each.device for each in cohorts]),
+            (key, rng.fold(key, "uplink")),
+            join([each.hyperparameters for each in cohorts]),
+            list(map(len, cohorts)),
+        )
+
+
+def launch(
+    cohort: Cohort, given: Prepared, states: DeviceStates, task: Task, runner: Runner = train
+) -> Launched:
     """Train devices with orders of equal shape, and compress their updates.
 
     Nothing here waits for an accelerator; `collect` does.
@@ -221,16 +290,13 @@ def launch(cohort: Cohort, states: DeviceStates, task: Task, runner: Runner = tr
     job = cohort.job
     context = training_context(task, job.norm, cohort.slice_of(0), float(cohort.width[0]))
     params, buffers = begin(cohort, states, task)
-    with during("task", task):
-        samples = sizes_of(task)[cohort.device]
-        inputs = _inputs(cohort, params, buffers, samples, task)
-    bounds = extent(cohort.hyperparameters, samples.tolist())
+    inputs = _inputs(cohort, given, params, buffers, task)
     with during("train", job.train):
         result = runner(
             job.trainer,
             context,
             inputs,
-            bounds,
+            given.bounds,
             lift=lifted(len(cohort)),
             cohort_key=cohort.cohort_key,
         )
@@ -238,87 +304,139 @@ def launch(cohort: Cohort, states: DeviceStates, task: Task, runner: Runner = tr
     result = trained(result, caller, inputs.params, inputs.buffers)
     if len(cohort) == 1:
         result = TrainingResult(*({n: v[None] for n, v in tree.items()} for tree in result))
-    update = {name: result.params[name] for name in _sent_names(context)}
+    names, statistics = _sent(context.blueprint, context.trained, job.norm)
+    update = {name: result.params[name] for name in names}
     needed = job.send == "delta" or _NORM in job.report
-    change = {name: value - params[name] for name, value in update.items()} if needed else {}
+    change = _minus(update, params) if needed else {}
     sent = change if job.send == "delta" else update
-    compressed = compress_updates(cohort, states, sent, result.mask, task)
-    return Launched(cohort, context, result, change, compressed, samples)
+    compressed = _compressed(cohort, given, states, sent, result.mask, task)
+    told = {name: result.buffers[name] for name in statistics}
+    measured = reported(result.report, job)
+    return Launched(
+        cohort,
+        context,
+        Stack(
+            trees={job.send: compressed.received} | ({"buffers": told} if told else {}),
+            symbols=compressed.symbols,
+            masks=result.mask,
+            kept=compressed.kept,
+        ),
+        {
+            # Vectors that nobody asked for stay where they are.
+            **{n: v for n, v in result.report.items() if v.ndim == 1 or n in measured},
+            _MODEL: compressed.bits.double().sum(1),
+            _DISTORTION: compressed.distortion,
+            **({_MASKS: mask_variation(result.mask)} if result.mask else {}),
+            **({_NORM: _norms(change)} if _NORM in job.report else {}),
+        },
+        [*measured, _DISTORTION, *((_NORM,) if _NORM in job.report else ())],
+        [name for name, value in result.report.items() if value.ndim == 1],
+        _keepsakes(cohort, context, result, compressed),
+        given.counts,
+    )
 
 
-def _sent_names(context: TrainingContext) -> tuple[str, ...]:
-    """Return the names of the trained parameters that leave the device."""
-    stays = context.norm.stays(context.blueprint)
-    return tuple(name for name in context.trained if name not in stays)
+@lru_cache(maxsize=4096)
+def _sent(
+    local: Blueprint, trained: tuple[str, ...], norm: Norm
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the parameters and of the statistics that leave the device.
+
+    These are those that it trained, and the statistics of layers that it trained.
+    """
+    stays, travels = norm.stays(local), norm.travels(local)
+    layers = [layer for layer in local.layers if set(trained) & set(layer.params)]
+    statistics = tuple(n for layer in layers for n in layer.buffers if n in travels)
+    return tuple(name for name in trained if name not in stays), statistics
 
 
-def _inputs(cohort: Cohort, params: Params, buffers: Params, samples: Ints, task: Task) -> Inputs:
+def _minus(update: Params, params: Params) -> dict[str, Tensor]:
+    """Return the change of all parameters, in one call."""
+    if not update:
+        return {}
+    begun = [params[name] for name in update]
+    found = torch._foreach_sub(list(update.values()), begun)  # noqa: SLF001 - it has no other name
+    return dict(zip(update, found, strict=True))
+
+
+def _inputs(cohort: Cohort, given: Prepared, params: Params, buffers: Params, task: Task) -> Inputs:
     """Return what devices train from, stacked; that of a single device is not."""
-    devices = cohort.device.tolist()
-    x, y, rows, valid = samples_of(task, devices)
-    seen = _stacked([task.labels(device) for device in devices])
-    like = next(iter(params.values()))
-    given = as_tensors(cohort.hyperparameters, samples.tolist(), like)
-    keys = cohort.key.to(like.device)
+    samples = given.samples
+    if samples is None:
+        with during("task", task):
+            samples = samples_of(task, cohort.device.tolist())
+    x, y, rows, valid = samples
+    asked, seen, key = given.hyperparameters, given.seen, given.key
     if len(cohort) > 1:
-        return Inputs(params, buffers, x, y, valid, seen, keys, given, rows)
-    alone = _alone(params), _alone(buffers), x, y, valid[0], seen[0], keys[0], _alone(given)
+        return Inputs(params, buffers, x, y, valid, seen, key, asked, rows)
+    alone = _alone(params), _alone(buffers), x, y, valid[0], seen[0], key[0], _alone(asked)
     return Inputs(*alone, rows[0])
 
 
-def _stacked(labels: list[Tensor]) -> Tensor:
-    """Return tensors as a stack; one that all devices share is expanded."""
-    alike = len(set(map(id, labels))) == 1
-    return _expanded(labels[0], len(labels)) if alike else torch.stack(labels)
+def _compressed(
+    cohort: Cohort, given: Prepared, states: DeviceStates, sent: Params, mask: Params, task: Task
+) -> Compressed:
+    """Return the updates of a stack as its uplink codec compresses them."""
+    codec, like = cohort.job.uplink, next(iter(task.params.values()))
+    if codec.state_name:
+        return compress_updates(cohort, states, sent, mask, task)
+    tensors = tensor_layouts(tuple(sent), cohort.slice_of(0), grid(cohort), task.blueprint)
+    layout = MessageLayout(tensors, like.dtype, given.uplink_key)
+    # What was not trained does not count, so it must not be sent.
+    tree = {n: v * mask[n].to(v) if n in mask else v for n, v in sent.items()}
+    caller = Caller("uplink", codec, cohort.round_index)
+    return compress(tree, {}, given.sent_fraction, layout, caller)
 
 
-def collect(launched: Launched, states: DeviceStates) -> Finished:
-    """Return the replies of devices that were trained together, and what they keep."""
-    cohort, result, compressed = launched.cohort, launched.result, launched.compressed
-    job, found = cohort.job, _numbers(launched)
-    countable(found[_MODEL], Caller("uplink", job.uplink, cohort.round_index))
-    statistics = _sent_statistics(launched.context, result)
-    names = [*reported(result.report, job), _DISTORTION, *((_NORM,) if _NORM in job.report else ())]
-    stack = Stack(
-        trees={job.send: compressed.received} | ({"buffers": statistics} if statistics else {}),
-        symbols=compressed.symbols,
-        masks=result.mask,
-        kept=compressed.kept,
-        report={name: found[name] for name in names},
-    )
-    replies = _replies(cohort, stack, launched.samples, found[_MODEL])
+def collect(
+    cohort: Cohort, rows: Sequence[Ints], launched: Sequence[Launched], states: DeviceStates
+) -> Finished:
+    """Return the replies of devices that were trained in stacks, and what they keep.
+
+    `rows` are the orders of the cohort that each stack carries out.
+    """
+    job, fetched = cohort.job, on_host([each.measured for each in launched])
+    model, samples = np.empty(len(cohort)), np.empty(len(cohort), dtype=np.int64)
+    stacks, masked = [], []
+    chooser: list[ChooserState | None] = [None] * len(cohort)
+    for some, each, found in zip(rows, launched, fetched, strict=True):
+        model[some], samples[some] = found[_MODEL], each.samples
+        stacks.append(replace(each.stack, report={name: found[name] for name in each.reported}))
+        masks = each.stack.masks
+        masked.append(stacked_mask_bits(masks, found[_MASKS]) if masks else np.zeros(len(some)))
+        if learns(job.choose):
+            measured = {name: found[name] for name in each.learned}
+            after = learned(each.cohort, states, each.context, measured)
+            for row, state in zip(some.tolist(), after, strict=True):
+                chooser[row] = state
+    countable(model, Caller("uplink", job.uplink, cohort.round_index))
+
+    def beside(stacks: Sequence[Stack], masked: Sequence[Floats], kind: Kind) -> Floats:
+        """Return the bits of replies beside their models, were the orders of this kind."""
+        bits = np.empty(len(cohort))
+        for some, each, stack, own in zip(rows, launched, stacks, masked, strict=True):
+            bits[some] = stack_extra_bits(stack, own, each.cohort, kind)
+        return bits
+
     held: tuple[Replies, ...] = ()
     if cohort.kind == Kind.HOLD:
         # As it will be fetched: the report goes ahead of it.
-        fetch = replace(cohort, kind=Kind.FETCH)
-        later = stack_extra_bits(replace(stack, report={}), found[_MASKS], fetch)
-        held = tuple(replace(replies, bits=found[_MODEL] + later).rows())
-        brief = Stack(report=requested(stack.report, job.report))
-        bits = stack_extra_bits(brief, np.zeros(len(cohort)), cohort)
-        replies = _replies(cohort, brief, launched.samples, bits)
+        later = beside([replace(stack, report={}) for stack in stacks], masked, Kind.FETCH)
+        whole = _replies(cohort, rows, stacks, samples, model + later)
+        # Each with its own stack alone, as they are kept until they are fetched.
+        held = tuple(reply.pruned() for reply in whole.rows())
+        brief = [Stack(report=requested(stack.report, job.report)) for stack in stacks]
+        bits = beside(brief, [np.zeros(len(some)) for some in rows], cohort.kind)
+        replies = _replies(cohort, rows, brief, samples, bits)
     else:
-        extra = stack_extra_bits(stack, found[_MASKS], cohort)
-        replies = replace(replies, bits=found[_MODEL] + extra)
-    measured = {name: found[name] for name, value in result.report.items() if value.ndim == 1}
-    chooser = learned(cohort, states, launched.context, measured) if learns(job.choose) else ()
-    kept = _keepsakes(launched)
-    return Finished(replies, Remembered.of(cohort, stack=kept, chooser=chooser, held=held))
-
-
-def _numbers(launched: Launched) -> dict[str, Floats]:
-    """Return all numbers that training brings, by name: [devices], or [devices, …] of a vector."""
-    job, mask, compressed = launched.cohort.job, launched.result.mask, launched.compressed
-    measured = launched.result.report
-    # Vectors that nobody asked for stay where they are.
-    asked = {n: v for n, v in measured.items() if v.ndim == 1} | reported(measured, job)
-    columns = {
-        **asked,
-        _MODEL: compressed.bits.double().sum(1),
-        _DISTORTION: compressed.distortion,
-        **({_MASKS: stacked_mask_bits(mask)} if mask else {}),
-        **({_NORM: _norms(launched.change)} if _NORM in job.report else {}),
-    }
-    return {_MASKS: np.zeros(len(launched.cohort)), **on_host(columns)}
+        bits = model + beside(stacks, masked, cohort.kind)
+        replies = _replies(cohort, rows, stacks, samples, bits)
+    remembered = Remembered.of(cohort, chooser=chooser, held=held)
+    kept = tuple(each.kept for each in launched)
+    if any(each.own or each.purpose for each in kept):
+        index, place = replies.stack_index, replies.place
+        remembered = replace(remembered, stacks=kept, stack_index=index, place=place)
+    return Finished(replies, remembered)
 
 
 def _norms(change: Params) -> Tensor:
@@ -331,28 +449,18 @@ def _norms(change: Params) -> Tensor:
     return total
 
 
-def _sent_statistics(context: TrainingContext, result: TrainingResult) -> dict[str, Tensor]:
-    """Return the statistics that are sent: only those of layers this device trained."""
-    travels = context.norm.travels(context.blueprint)
-    trained = set(context.trained)
-    layers = [layer for layer in context.blueprint.layers if trained & set(layer.params)]
-    return {n: result.buffers[n] for layer in layers for n in layer.buffers if n in travels}
-
-
-def _keepsakes(launched: Launched) -> Keepsakes | None:
-    """Return what devices keep of their tensors, or None.
+def _keepsakes(
+    cohort: Cohort, context: TrainingContext, result: TrainingResult, compressed: Compressed
+) -> Keepsakes:
+    """Return what devices keep of their tensors.
 
     That is their model if the method caches it, what never leaves it, and what a codec owes.
     """
-    job, result, compressed = launched.cohort.job, launched.result, launched.compressed
-    everything = {**result.params, **result.buffers}
-    stays = job.norm.stays(launched.context.blueprint)
+    job, mask, everything = cohort.job, result.mask, {**result.params, **result.buffers}
+    stays = job.norm.stays(context.blueprint)
     own = everything if job.cache else {name: everything[name] for name in stays}
     purpose = job.uplink.state_name
-    if not own and not purpose:
-        return None
     if not purpose:
         return Keepsakes(job.norm, own)
-    mask = result.mask
     sent = {n: v * mask[n].to(v) if n in mask else v for n, v in compressed.received.items()}
     return Keepsakes(job.norm, own, purpose, compressed.state, sent)

@@ -72,11 +72,13 @@ def _compressed(
         if found.received.get(name) is each and tree[name].is_contiguous()
     }
     alike = len(same) == len(found.received)
-    return replace(
-        found,
+    return Compressed(
         received=same if alike else layout.unflattened(found.received),
         kept=layout.unflattened(found.kept),
+        symbols=found.symbols,
+        bits=found.bits,
         state=layout.unflattened(found.state),
+        distortion=found.distortion,
     )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, dtype, float32
 from anyfleet.arrays import Flags, Floats, Ints, alike
 from anyfleet.core.layout import MessageLayout, Symbols, dense
 from anyfleet.core.message_size import (
+    mask_variation,
     request_bits,
     stack_extra_bits,
     stacked_mask_bits,
@@ -123,7 +124,9 @@ def _cut_stack(
         kept=narrowed(stack.kept),
         report=stack.report,
     )
-    masked = stacked_mask_bits(came.masks).cpu().numpy() if came.masks else np.zeros(len(orders))
+    masked = np.zeros(len(orders))
+    if came.masks:
+        masked = stacked_mask_bits(came.masks, mask_variation(came.masks).cpu().numpy())
     return came, bits + stack_extra_bits(came, masked, orders)
 
 

@@ -95,15 +95,6 @@ def pack_mask(mask: Tensor) -> tuple[list[int], bytes]:
     return list(mask.shape), np.packbits(mask.cpu().numpy() != 0).tobytes()
 
 
-def mask_sizes(masks: Tensor) -> Tensor:
-    """Return how many bytes `pack_mask` makes of every mask of a stack [devices, …], [devices]."""
-    flags = torch.ones(len(masks), dtype=torch.int64, device=masks.device)
-    for dim in range(1, masks.dim()):
-        constant = (masks == masks.narrow(dim, 0, 1)).flatten(1).all(dim=1)
-        flags = torch.where(constant, flags, flags * masks.shape[dim])
-    return (flags + 7) // 8
-
-
 def unpack_mask(name: str, packed: tuple[list[int], bytes], local: Blueprint) -> Tensor:
     """Return the mask that `pack_mask` packed, in the shape of the tensor `name`.
 

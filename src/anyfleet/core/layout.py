@@ -7,7 +7,7 @@ entries] of such rows; they never see the shape of a model.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Self
 
@@ -37,7 +37,7 @@ class TensorLayout:
     ends: tuple[int, ...]  # where each column ends, in entries; the last one ends the tensor
     positions: Tensor | None = None  # the entry at each place; None: as they lie in memory
 
-    @property
+    @cached_property
     def entries(self) -> int:
         """The number of entries of the tensor."""
         return self.ends[-1]
@@ -90,7 +90,7 @@ class MessageLayout:
         Names that are absent stay absent.
         """
         return {
-            name: _in_order(tree[name].reshape(len(tree[name]), -1), tensor)
+            name: _in_order(tree[name].reshape(-1, tensor.entries), tensor)
             for name, tensor in self.tensors.items()
             if name in tree
         }

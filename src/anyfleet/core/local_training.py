@@ -9,6 +9,7 @@ a time.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import groupby
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -31,8 +32,8 @@ from anyfleet.core.slots import (
     TrainingStart,
     TrainingState,
 )
-from anyfleet.core.time_and_energy import TrainingAmounts, processed
-from anyfleet.elastic import Slice
+from anyfleet.core.time_and_energy import processed, steps_of
+from anyfleet.elastic import Blueprint, Slice
 from anyfleet.errors import BadReturn
 from anyfleet.tracebacks import quoted
 
@@ -67,13 +68,18 @@ class Extent:
 
 def training_context(task: Task, norm: Norm, slice_: Slice, width: float = 1.0) -> TrainingContext:
     """Return the context of every order with a slice of this shape, planned with this width."""
-    trained = tuple(n for n in slice_.sent(task.blueprint) if n not in task.blueprint.frozen)
-    return TrainingContext(task.blueprint.local(slice_), trained, norm, task, width)
+    return TrainingContext(*_sub_model(slice_, task.blueprint), norm, task, width)
+
+
+@lru_cache(maxsize=4096)
+def _sub_model(slice_: Slice, blueprint: Blueprint) -> tuple[Blueprint, tuple[str, ...]]:
+    """Return the blueprint of a slice, and the names of the parameters that training changes."""
+    return blueprint.local(slice_), slice_.sent(blueprint)
 
 
 def local_steps(hyperparameters: Hyperparameters, samples: Sequence[int]) -> list[int]:
     """Return the local steps of each device: its epochs over its data, within its own limit."""
-    steps: list[int] = TrainingAmounts.of(hyperparameters, np.array(samples)).local_steps.tolist()
+    steps: list[int] = steps_of(hyperparameters, np.array(samples)).tolist()
     return steps
 
 
@@ -84,28 +90,44 @@ def samples_processed(local_steps: int, samples: int, batch_size: int) -> int:
 
 def extent(hyperparameters: Hyperparameters, samples: Sequence[int]) -> Extent:
     """Return the loop bounds of devices with so many samples, in one stack."""
-    steps, batch = np.array(local_steps(hyperparameters, samples)), hyperparameters.batch_size
-    per_epoch = np.maximum(1, -(-np.array(samples) // batch))
-    epochs = int((-(-steps // per_epoch)).max())
-    rows = min(int(batch.max()), max(1, *samples))
-    return Extent(int(steps.max()), int(steps.min()), max(1, epochs), rows)
+    steps = steps_of(hyperparameters, np.array(samples))
+    return _extents(steps, hyperparameters.batch_size, np.array(samples), np.zeros(1, np.int64))[0]
+
+
+def _extents(steps: Ints, batch: Ints, samples: Ints, begins: Ints) -> list[Extent]:
+    """Return the loop bounds of stacks that begin at these rows."""
+    epochs = -(-steps // np.maximum(1, -(-samples // batch)))
+    most = (np.maximum.reduceat(column, begins) for column in (steps, epochs, batch, samples))
+    least = np.minimum.reduceat(steps, begins).tolist()
+    return [
+        Extent(steps, shared, max(1, epochs), min(batch, max(1, size)))
+        for steps, epochs, batch, size, shared in zip(
+            *(column.tolist() for column in most), least, strict=True
+        )
+    ]
 
 
 def as_tensors(
     hyperparameters: Hyperparameters, samples: Sequence[int], like: Tensor
 ) -> dict[str, Tensor]:
     """Return hyperparameters as tensors, on the device and in the precision of the model."""
-    steps = TrainingAmounts.of(hyperparameters, np.array(samples)).local_steps
+    steps = steps_of(hyperparameters, np.array(samples))
     # Rows that have one type travel to the device of the model together.
     numbers = torch.from_numpy(np.array([hyperparameters.lr, hyperparameters.sent_fraction]))
     counts = torch.from_numpy(np.array([hyperparameters.batch_size, steps]))
     lr, sent_fraction = numbers.to(like).unbind()
-    batch_size, most = counts.to(like.device).unbind()
+    return _named(lr, sent_fraction, *counts.to(like.device).unbind())
+
+
+def _named(
+    lr: Tensor, sent_fraction: Tensor, batch_size: Tensor, local_steps: Tensor
+) -> dict[str, Tensor]:
+    """Return hyperparameters by the names under which trainers know them."""
     return {
         "lr": lr,
         "sent_fraction": sent_fraction,
         "batch_size": batch_size,
-        "local_steps": most,
+        "local_steps": local_steps,
     }
 
 
@@ -310,22 +332,78 @@ class Resident(Protocol):
         """The rows of each device."""
 
 
+class Prepared(NamedTuple):
+    """What the devices of a stack train with beside their models, where training computes."""
+
+    samples: Samples | None  # None: they are not resident, and joined when the stack is trained
+    seen: Tensor  # labels that occur in the data of each device
+    key: Tensor
+    uplink_key: Tensor
+    hyperparameters: dict[str, Tensor]
+    sent_fraction: Tensor  # in double precision, for the codec
+    bounds: Extent
+    counts: Ints  # of samples
+
+
+def prepare(
+    task: Task,
+    devices: Ints,
+    keys: tuple[Tensor, Tensor],
+    hyperparameters: Hyperparameters,
+    stacks: list[int],
+) -> list[Prepared]:
+    """Return what stacks of so many devices train with; it travels to an accelerator at once.
+
+    Rows of a stack lie together. `keys` are those of the orders and those of their uplinks.
+    """
+    like, begins = next(iter(task.params.values())), np.cumsum([0, *stacks[:-1]])
+    counts, batch = sizes_of(task)[devices], hyperparameters.batch_size
+    steps = steps_of(hyperparameters, counts)
+    whole = np.array([batch, steps, *(key.numpy() for key in keys)], dtype=np.int64)
+    real = np.array([hyperparameters.lr, hyperparameters.sent_fraction], dtype=np.float64)
+    table = _table(task)
+    places = np.empty((0, len(devices)), dtype=np.int64) if table is None else table.places(devices)
+    # Numbers of both types go in one transfer, as the bits that they are.
+    there = torch.from_numpy(np.concatenate([whole, real.view(np.int64), places])).to(like.device)
+    exact = there[4:6].view(torch.float64)
+    most = np.maximum.reduceat(counts, begins).tolist()
+    each = zip(
+        _padded(table, there[6:], stacks, most) if table else [None] * len(stacks),
+        _stacked([task.labels(device) for device in devices.tolist()]).split_with_sizes(stacks),
+        there[:4].split_with_sizes(stacks, 1),
+        exact.to(like.dtype).split_with_sizes(stacks, 1),
+        exact[1].split_with_sizes(stacks),
+        _extents(steps, batch, counts, begins),
+        np.split(counts, begins[1:]),
+        strict=True,
+    )
+    found = []
+    for samples, seen, own, rounded, asked, bounds, count in each:
+        batch_size, most_steps, key, uplink_key = own.unbind()
+        lr, sent_fraction = rounded.unbind()
+        given = _named(lr, sent_fraction, batch_size, most_steps)
+        found.append(Prepared(samples, seen, key, uplink_key, given, asked, bounds, count))
+    return found
+
+
+def _stacked(labels: list[Tensor]) -> Tensor:
+    """Return tensors as a stack; one that all devices share is expanded."""
+    if all(each is labels[0] for each in labels):
+        return labels[0].expand(len(labels), *labels[0].shape)
+    return torch.stack(labels)
+
+
 def samples_of(task: Task, devices: Sequence[int]) -> Samples:
     """Return the samples of some devices, padded to the largest of them.
 
     Padding repeats the last row of a device: zeros may have no gradient, and NaN × 0 is NaN.
     """
     table = _table(task)
-    x, y, rows, begins, sizes = table or _joined(task, devices)
-    some = np.asarray(devices) if table else np.arange(len(devices))
-    most = max(1, int(sizes[some].max()))
-    columns = torch.from_numpy(np.array([begins[some], sizes[some]])).to(x.device)
-    begin, size = columns.unsqueeze(-1).unbind(0)
-    place = torch.arange(most, device=x.device)
-    last = torch.minimum(place, (size - 1).clamp(min=0))
-    # A device without samples has whatever row is there: all of it is padding.
-    own = rows.index_select(0, (begin + last).clamp(max=len(rows) - 1).flatten())
-    return Samples(x, y, own.view_as(last), place < size)
+    some = np.asarray(devices)
+    if table is None:
+        table, some = _joined(task, devices), np.arange(len(devices))
+    places = torch.from_numpy(table.places(some)).to(table.x.device)
+    return _padded(table, places, [len(some)], [int(table.sizes[some].max())])[0]
 
 
 class _Rows(NamedTuple):
@@ -336,6 +414,36 @@ class _Rows(NamedTuple):
     rows: Tensor
     begins: Ints
     sizes: Ints
+
+    def places(self, devices: Ints) -> Ints:
+        """Return where the rows of devices begin, where the last one is, and how many they are."""
+        begin, size = self.begins[devices], self.sizes[devices]
+        # A device without samples has whatever row is there: all of it is padding.
+        last = np.minimum(begin + np.maximum(size, 1), len(self.rows)) - 1
+        return np.array([begin, last, size])
+
+
+def _padded(
+    table: _Rows, places: Tensor, stacks: Sequence[int], most: Sequence[int]
+) -> list[Samples]:
+    """Return the samples of stacks of so many devices, of which the largest have `most`.
+
+    Stacks that are next to each other and equally wide are made at once.
+    """
+    found: list[Samples] = []
+    end = 0
+    for width, run in groupby(zip(stacks, most, strict=True), key=lambda stack: max(1, stack[1])):
+        sizes = [count for count, _ in run]
+        begin, end = end, end + sum(sizes)
+        first, last, size = places[:, begin:end].unsqueeze(-1).unbind()
+        place = torch.arange(width, device=places.device)
+        at = torch.minimum(first + place, last)
+        rows = table.rows.index_select(0, at.flatten()).view_as(at)
+        pairs = zip(
+            rows.split_with_sizes(sizes), (place < size).split_with_sizes(sizes), strict=True
+        )
+        found += [Samples(table.x, table.y, *pair) for pair in pairs]
+    return found
 
 
 @lru_cache(maxsize=4)

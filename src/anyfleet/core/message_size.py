@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.arrays import Floats, Ints, alike, distinct, grouped
+from anyfleet.arrays import Floats, Ints, distinct, grouped
 from anyfleet.core.check_in import MessageBits
 from anyfleet.core.index_sets import pack_mask, pack_slice
 from anyfleet.core.layout import MessageLayout, TensorLayout
@@ -218,29 +219,47 @@ def reply_extra_bits(trees: Trees, masked: float, report: Report, order: Cohort)
 
     `masked` are the bits of its masks (`mask_bits`); `order` is the single order it replies to.
     """
-    if order.kind == Kind.STATISTICS:
-        return masked + NUMBER_BITS * sum(each.numel() for each in _statistics(trees))
-    if order.kind == Kind.HOLD:
+    chosen = any(order.menu_of(0))
+    return masked + _beside_model(trees, report, order.kind, order.job.report, chosen=chosen)
+
+
+def _beside_model(
+    trees: Trees, report: Report, kind: Kind, asked: tuple[str, ...], *, chosen: bool
+) -> float:
+    """Return the bits of a reply without model and masks; `asked` names what parts asked for."""
+    if kind == Kind.STATISTICS:
+        return float(NUMBER_BITS * sum(each.numel() for each in _statistics(trees)))
+    told = report_bits(requested(report, asked)) + (NUMBER_BITS if chosen else 0)
+    if kind == Kind.HOLD:
         # One number says that training is done, even if nobody asked for any.
-        return masked + (training_report_bits(report, order) or NUMBER_BITS)
+        return told or NUMBER_BITS
     if not trees:  # an evaluation, a report, or the news that there is nothing to fetch
-        return masked + report_bits(report)
+        return report_bits(report)
     # The report of a held result went ahead of it when training ended.
-    asked = training_report_bits(report, order) if order.kind == Kind.TRAIN else 0.0
-    return masked + statistics_bits(trees) + asked
+    return statistics_bits(trees) + (told if kind == Kind.TRAIN else 0.0)
 
 
-def stack_extra_bits(stack: Stack, masked: Floats, orders: Cohort) -> Floats:
+def stack_extra_bits(
+    stack: Stack, masked: Floats, orders: Cohort, kind: Kind | None = None
+) -> Floats:
     """Return the bits of the replies of a stack to these orders, without their models.
 
-    `masked` are the bits of their masks (`stacked_mask_bits`).
+    `masked` are the bits of their masks (`stacked_mask_bits`). A `kind` is that of the orders to
+    which these would be the replies, if it is another one.
     """
+    # Only statistics are counted here; the other trees need not be taken apart.
+    trees = {name: _first(tree) if name == "buffers" else {} for name, tree in stack.trees.items()}
+    own = trees, stack.report_of(0), kind or orders.kind, orders.job.report
+    bits = masked + _beside_model(*own, chosen=False)
+    if not orders.menus:
+        return bits
     # Replies of a stack have the same shapes: they differ in whether they name a choice.
     chosen = np.array([*map(any, orders.menus), False])[orders.menu_index]
-    bits, trees, report = masked.copy(), stack.trees_of(0), stack.report_of(0)
-    for rows in alike(chosen):
-        bits[rows] += reply_extra_bits(trees, 0.0, report, orders.take(rows[:1]))
-    return bits
+    return np.where(chosen, masked + _beside_model(*own, chosen=True), bits)
+
+
+def _first(tree: Params) -> Params:
+    return {name: value[0] for name, value in tree.items()}
 
 
 def statistics_bits(trees: Trees) -> float:
@@ -257,27 +276,48 @@ def mask_bits(masks: Params) -> float:
     return float(sum(8 * len(pack_mask(mask)[1]) for mask in masks.values()))
 
 
-def stacked_mask_bits(masks: Params) -> Tensor:
-    """Return what `mask_bits` returns, of every device of a stack that has masks, [devices]."""
-    bits = torch.zeros(len(next(iter(masks.values()))), dtype=torch.float64)
-    for mask in masks.values():
-        entries = torch.ones(len(mask), dtype=torch.float64, device=mask.device)
-        for dim in range(1, mask.ndim):
-            constant = (mask == mask.narrow(dim, 0, 1)).flatten(1).all(1)
-            entries = torch.where(constant, entries, entries * mask.shape[dim])
-        bits = bits.to(mask.device) + 8 * (entries / 8).ceil()
+def mask_variation(masks: Params) -> Tensor:
+    """Return along which of their dimensions the masks of a stack vary: [devices, dimensions].
+
+    Dimensions along which a mask is a view of a single entry are left out.
+    """
+    flags = [
+        (mask != mask.narrow(dim, 0, 1)).flatten(1).any(1)
+        for mask in map(_unexpanded, masks.values())
+        for dim in _dimensions(mask)
+    ]
+    some = next(iter(masks.values()))
+    return torch.stack(flags, dim=1) if flags else some.new_empty(len(some), 0)
+
+
+def stacked_mask_bits(masks: Params, variation: NDArray[Any]) -> Floats:
+    """Return what `mask_bits` returns, of every device of a stack, [devices].
+
+    `variation` says along which dimensions masks vary (`mask_variation`), as an array.
+    """
+    bits, flags = np.zeros(len(variation)), iter(variation.T)
+    for mask in map(_unexpanded, masks.values()):
+        sizes = [np.where(next(flags), mask.shape[dim], 1) for dim in _dimensions(mask)]
+        bits += 8 * np.ceil(prod(sizes, start=np.ones(len(bits))) / 8)
     return bits
+
+
+def _unexpanded(mask: Tensor) -> Tensor:
+    """Return a stack of masks without the dimensions along which one entry stands for all."""
+    for dim in range(1, mask.ndim):
+        if mask.stride(dim) == 0:
+            mask = mask.narrow(dim, 0, 1)
+    return mask
+
+
+def _dimensions(mask: Tensor) -> list[int]:
+    """Return the dimensions of a stack of masks along which they may vary."""
+    return [dim for dim in range(1, mask.ndim) if mask.shape[dim] > 1]
 
 
 def requested(report: Report, names: tuple[str, ...]) -> dict[str, Any]:
     """Return the part of a report that some part of the method asked for: only that is charged."""
     return {name: report[name] for name in names if name in report}
-
-
-def training_report_bits(report: Report, order: Cohort) -> float:
-    """Return the bits that training adds to a reply: the requested numbers and the menu choice."""
-    chosen = NUMBER_BITS if any(order.menu_of(0)) else 0
-    return report_bits(requested(report, order.job.report)) + chosen
 
 
 def report_bits(report: Report) -> float:

@@ -195,8 +195,12 @@ def downlink(
     order: Cohort, blueprint: Blueprint, names: tuple[str, ...], numbers: dtype
 ) -> MessageLayout:
     """Return the layout of the models in orders; devices of a cohort with equal slices share it."""
-    key = rng.fold(torch.tensor([order.cohort_key]), "downlink")
-    return MessageLayout(_tensors(order, names, blueprint), numbers, key)
+    return MessageLayout(_tensors(order, names, blueprint), numbers, downlink_key(order))
+
+
+def downlink_key(orders: Cohort) -> Tensor:
+    """Return the key of all models in the orders of a cohort, as a stack of one."""
+    return rng.fold(torch.tensor([orders.cohort_key]), "downlink")
 
 
 def _tensors(
@@ -206,7 +210,7 @@ def _tensors(
     return tensor_layouts(names, order.slice_of(0), grid(order), blueprint)
 
 
-def grid(order: Cohort) -> tuple[int, float]:
+def grid(orders: Cohort, row: int = 0) -> tuple[int, float]:
     """Return how many columns the messages of an order have, and the width of a column."""
-    column, width = float(order.column_width[0]), float(order.width[0])
+    column, width = float(orders.column_width[row]), float(orders.width[row])
     return columns(width, column) if column < 1 else 1, column

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,16 +14,17 @@ from anyfleet.arrays import Floats, Ints, distinct, grouped, join
 from anyfleet.core.check_in import Choices
 from anyfleet.core.codec_calls import compress
 from anyfleet.core.evaluation import served
-from anyfleet.core.layout import dense
+from anyfleet.core.layout import MessageLayout, dense, tensor_layouts
 from anyfleet.core.message_size import fetch_bits, index_bits, menu_bits, statistics_bits
-from anyfleet.core.messages import Kind, Params, SubModelSize, Trees
+from anyfleet.core.messages import Kind, Params, SubModelSize
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
-from anyfleet.core.orders import Cohort, Download, IssuedOrders, downlink
+from anyfleet.core.orders import Cohort, Download, IssuedOrders, downlink_key, grid
 from anyfleet.core.plans import Plans
 from anyfleet.core.return_checks import Caller, cut_out, hyperparameters, planned
+from anyfleet.core.slots import Norm
 from anyfleet.core.view import Request, View
-from anyfleet.elastic import Slice
+from anyfleet.elastic import Blueprint, Slice
 from anyfleet.tracebacks import during
 
 _TRAINS = (Kind.TRAIN, Kind.HOLD)
@@ -227,9 +229,8 @@ def load_models(
     # Columns depend on the width as it was planned; without columns nothing does.
     column = orders.column_width
     first, index = grouped(orders.slice_index, column, np.where(column < 1, orders.width, 1.0))
-    downloads = tuple(
-        package(orders.take([row]), params, buffers, method=method, task=task) for row in first
-    )
+    models = {"params": params, "buffers": buffers}
+    downloads = _downloads(orders, first.tolist(), method=method, task=task, **models)
     menus = np.array([*(menu_bits(menu, task.blueprint) for menu in orders.menus), 0.0])
     sizes = np.array([each.bits for each in downloads])[index] + menus[orders.menu_index]
     return replace(orders, downloads=downloads, download_index=index, bits=sizes)
@@ -329,23 +330,53 @@ def _extracted(plans: Plans, method: Method, view: View, state: PlanningState) -
     )
 
 
-def package(
-    order: Cohort, params: Params, buffers: Params, *, method: Method, task: Task
-) -> Download:
-    """Return the sub-model as a device gets it with its order, without what never travels."""
-    blueprint, norm, slice_ = task.blueprint, method.norm, order.slice_of(0)
-    home = norm.stays(blueprint) | set(blueprint.frozen)
-    weights, like = served(params, blueprint, norm, slice_), next(iter(params.values()))
-    small = dense({n: v for n, v in weights.items() if n not in home}, slice_, blueprint)
-    around = downlink(order, blueprint, tuple(small), like.dtype)
-    stack = {name: value.unsqueeze(0) for name, value in small.items()}
-    caller = Caller("downlink", method.downlink, order.round_index)
-    unasked = torch.full((1,), torch.nan)
-    compressed = compress(stack, {}, unasked, around, caller)
-    model = {name: value.squeeze(0) for name, value in compressed.received.items()}
-    travels = norm.travels(blueprint)
-    told = {n: v for n, v in served(buffers, blueprint, norm, slice_).items() if n in travels}
-    told = dense(told, slice_, blueprint)
-    trees: Trees = {"model": model} | ({"buffers": told} if told else {})
-    bits = float(compressed.bits.sum()) + index_bits(slice_, blueprint) + statistics_bits(trees)
-    return Download(trees, compressed.symbols, bits)
+def _downloads(
+    orders: Cohort,
+    rows: Sequence[int],
+    *,
+    method: Method,
+    task: Task,
+    params: Params,
+    buffers: Params,
+) -> tuple[Download, ...]:
+    """Return the sub-models as devices get them with these orders, without what never travels."""
+    blueprint, norm, dtype = task.blueprint, method.norm, next(iter(params.values())).dtype
+    caller = Caller("downlink", method.downlink, orders.round_index)
+    key, unasked = downlink_key(orders), torch.full((1,), torch.nan)
+    home, travels = _at_home(norm, blueprint), norm.travels(blueprint)
+    trees, packed = [], []
+    for row in rows:
+        slice_ = orders.slice_of(row)
+        weights = served(params, blueprint, norm, slice_)
+        small = dense({n: v for n, v in weights.items() if n not in home}, slice_, blueprint)
+        tensors = tensor_layouts(tuple(small), slice_, grid(orders, row), blueprint)
+        stack = {name: value.unsqueeze(0) for name, value in small.items()}
+        found = compress(stack, {}, unasked, MessageLayout(tensors, dtype, key), caller)
+        # What a codec hands on is the sub-model itself.
+        model = {
+            name: small[name] if value is stack[name] else value.squeeze(0)
+            for name, value in found.received.items()
+        }
+        tree = {"model": model}
+        if travels:
+            told = served(buffers, blueprint, norm, slice_)
+            told = dense({n: v for n, v in told.items() if n in travels}, slice_, blueprint)
+            tree |= {"buffers": told} if told else {}
+        trees.append(tree)
+        packed.append(found)
+    # Fetched together: each would wait for all that an accelerator has to do before it.
+    sizes: list[float] = torch.stack([found.bits.sum() for found in packed]).tolist()
+    beside = [
+        index_bits(orders.slice_of(row), blueprint) + statistics_bits(each)
+        for row, each in zip(rows, trees, strict=True)
+    ]
+    return tuple(
+        Download(tree, found.symbols, size + extra)
+        for tree, found, size, extra in zip(trees, packed, sizes, beside, strict=True)
+    )
+
+
+@lru_cache(maxsize=256)
+def _at_home(norm: Norm, blueprint: Blueprint) -> frozenset[str]:
+    """Return the names of the parameters that never travel."""
+    return norm.stays(blueprint) | frozenset(blueprint.frozen)

@@ -359,14 +359,16 @@ def _check_tree(found: Any, model: Params, caller: Caller, what: str) -> None:
     """Raise BadReturn unless two trees have the same names, shapes and types."""
     if not isinstance(found, Mapping):
         caller.refuse(f"{_described(found)} for {what}", "a mapping of names to tensors")
-    missing = [name for name in model if name not in found]
-    if missing:
-        caller.refuse(f"{what} without {_listed(missing)}", f"all {len(model)} tensors")
-    strange = [name for name in found if name not in model]
-    if strange:
+    if found.keys() != model.keys():
+        missing = [name for name in model if name not in found]
+        if missing:
+            caller.refuse(f"{what} without {_listed(missing)}", f"all {len(model)} tensors")
+        strange = [name for name in found if name not in model]
         caller.refuse(f"{what} with {_listed(strange)}", f"only the {len(model)} tensors it got")
     for name, due in model.items():
         value = found[name]
+        if value is due:
+            continue
         if not isinstance(value, Tensor):
             caller.refuse(f"{_described(value)} for {name!r} of {what}", "a tensor")
         if value.shape != due.shape or value.dtype != due.dtype or value.device != due.device:

@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from anyfleet.arrays import Arrays, Floats, Ints, alike, join
+from anyfleet.arrays import Arrays, Floats, Ints, alike
 from anyfleet.core.messages import EVERYTHING, Conditions, Hyperparameters
 from anyfleet.core.training_work import Amounts, Counted, Work
 from anyfleet.elastic import WHOLE, Blueprint, Priced, Slice, width
@@ -133,14 +133,19 @@ class TrainingAmounts(Arrays):
         cls, hyperparameters: Hyperparameters, samples: Ints, width: Floats | float = np.nan
     ) -> "TrainingAmounts":
         """Return the amounts of devices with so many samples: epochs over them, up to a limit."""
-        batch, most = hyperparameters.batch_size, hyperparameters.local_steps
-        own = hyperparameters.epochs * -(-samples // batch)
-        # A fixed number of local steps is given as a limit with epochs = EVERYTHING.
-        fixed = np.where(samples > 0, most, 0)
-        own = np.where(hyperparameters.epochs == EVERYTHING, fixed, own)
-        steps = np.where(most == EVERYTHING, own, np.minimum(own, most))
+        batch, steps = hyperparameters.batch_size, steps_of(hyperparameters, samples)
         widths = np.broadcast_to(np.asarray(width, dtype=np.float64), len(steps))
         return cls(batch, processed(steps, samples, batch), steps, widths)
+
+
+def steps_of(hyperparameters: Hyperparameters, samples: Ints) -> Ints:
+    """Return the local steps of devices with so many samples: epochs over them, up to a limit."""
+    most = hyperparameters.local_steps
+    own = hyperparameters.epochs * -(-samples // hyperparameters.batch_size)
+    # A fixed number of local steps is given as a limit with epochs = EVERYTHING.
+    fixed = np.where(samples > 0, most, 0)
+    own = np.where(hyperparameters.epochs == EVERYTHING, fixed, own)
+    return np.where(most == EVERYTHING, own, np.minimum(own, most))
 
 
 def processed(local_steps: Ints, samples: Ints, batch_size: Ints) -> Ints:
@@ -155,10 +160,17 @@ def training(
     train: Worker, blueprint: Blueprint, slice_: Slice, amount: Amount, counting: Counting
 ) -> Demand:
     """Return what it takes to train a slice, as a batch of one."""
-    prices = _prices(blueprint, slice_, amount.batch_size, amount.width)
+    prices = [*_prices(blueprint, slice_, amount.batch_size, amount.width)]
+    prices.append(Priced(blueprint, WHOLE, amount.batch_size, 1.0))
     with during("train", train):
         works = [train.work(priced, amount.processed, amount.local_steps) for priced in prices]
-    return _demand(prices, works, amount.processed, amount.local_steps, counting)
+    pairs = zip(prices, works, strict=True)
+    counts = Counts(*(_counted(*pair, amount.processed, counting) for pair in pairs))
+    own, wide = works[0], width(slice_, blueprint)
+    effort = effort_of(
+        counts, wide, local_steps=amount.local_steps, calls=own.calls, moved=own.moved
+    )
+    return Demand(effort, _column(own.memory, 1))
 
 
 def trainings(
@@ -173,23 +185,30 @@ def trainings(
 
     What orders of equal slices, batches and widths have in common is computed once.
     """
-    parts = []
-    groups = alike(index, amounts.batch_size, amounts.width)
-    for rows in groups:
-        first = rows[0]
-        planned = float(amounts.width[first])
-        known = None if math.isnan(planned) else planned
-        batch = int(amounts.batch_size[first])
-        prices = _prices(blueprint, slices[int(index[first])], batch, known)
-        some = amounts.processed[rows], amounts.local_steps[rows]
-        with during("train", train):
-            # Most slices train all layers, and many are the whole model.
-            different = {priced: _works(train, priced, *some) for priced in dict.fromkeys(prices)}
-        works = [different[priced] for priced in prices]
-        parts.append(_demand(prices, works, *some, counting))
-    if len(parts) == 1:
-        return parts[0]
-    return join(parts).take(np.argsort(np.concatenate(groups)))
+    table = np.empty((8, len(index)))
+    flops, all_layers, whole, wide, steps, calls, moved, memory = table
+    steps[:] = amounts.local_steps
+
+    def count(priced: Priced, rows: Ints) -> tuple[Amounts, Work]:
+        some = amounts.processed[rows]
+        work = _works(train, priced, some, amounts.local_steps[rows])
+        return _counted(priced, work, some, counting), work
+
+    with during("train", train):
+        for rows in alike(index, amounts.batch_size, amounts.width):
+            first = rows[0]
+            planned, batch = float(amounts.width[first]), int(amounts.batch_size[first])
+            known = None if math.isnan(planned) else planned
+            own, deep = _prices(blueprint, slices[int(index[first])], batch, known)
+            flops[rows], work = count(own, rows)
+            # Most slices train all layers.
+            all_layers[rows] = flops[rows] if deep == own else count(deep, rows)[0]
+            wide[rows] = width(own.slice, blueprint)
+            calls[rows], moved[rows], memory[rows] = work.calls, work.moved, work.memory
+        for rows in alike(amounts.batch_size):
+            batch = int(amounts.batch_size[rows[0]])
+            whole[rows] = count(Priced(blueprint, WHOLE, batch, 1.0), rows)[0]
+    return Demand(Effort(flops, all_layers, whole, wide, steps, calls, moved), memory)
 
 
 def _works(train: Worker, priced: Priced, processed: Ints, local_steps: Ints) -> Work:
@@ -208,44 +227,24 @@ def _works(train: Worker, priced: Priced, processed: Ints, local_steps: Ints) ->
     return found
 
 
+@lru_cache(maxsize=4096)
 def _prices(
     blueprint: Blueprint, slice_: Slice, batch: int, planned: float | None
-) -> tuple[Priced, Priced, Priced]:
-    """Return the costs of a slice, of it with all layers trained, and of the whole model."""
+) -> tuple[Priced, Priced]:
+    """Return the costs of a slice, and of it with all layers trained."""
     deep = replace(slice_, first_trained_layer=0)
-    return (
-        Priced(blueprint, slice_, batch, planned),
-        Priced(blueprint, deep, batch, planned),
-        Priced(blueprint, WHOLE, batch, 1.0),
-    )
+    return Priced(blueprint, slice_, batch, planned), Priced(blueprint, deep, batch, planned)
 
 
-def _demand(
-    prices: Sequence[Priced],
-    works: Sequence[Work],
-    processed: Counted,
-    local_steps: Counted,
-    counting: Counting,
-) -> Demand:
-    """Return the demand of training whose work on slice, all layers and whole model is known."""
-    counts, own, (priced, *_) = Counts(*(work.flops for work in works)), works[0], prices
-    if counting != "flops":
-        once = [operations(p.blueprint, p.slice, p.batch_size, counting) for p in prices]
-        batches = np.divide(processed, priced.batch_size)
-        pairs = zip(_passes(prices, works, processed), once, strict=True)
-        counts = Counts(*(batches * (often * operations_) for often, operations_ in pairs))
-    wide = width(priced.slice, priced.blueprint)
-    effort = effort_of(counts, wide, local_steps=local_steps, calls=own.calls, moved=own.moved)
-    return Demand(effort, _column(own.memory, len(effort)))
-
-
-def _passes(prices: Sequence[Priced], works: Sequence[Work], processed: Counted) -> list[Floats]:
-    """Return how often a trainer goes over its samples: the rules count one pass."""
-    found = []
-    for priced, work in zip(prices, works, strict=True):
-        once = np.multiply(processed, float(priced.sample.flops))
-        often = np.zeros(np.shape(once))
-        found.append(np.divide(work.flops, once, out=often, where=np.greater(processed, 0)))
+def _counted(priced: Priced, work: Work, processed: Counted, counting: Counting) -> Amounts:
+    """Return the FLOP of work, or its operations by a rule, which counts one pass over samples."""
+    if counting == "flops":
+        return work.flops
+    once = np.multiply(processed, float(priced.sample.flops))
+    often = np.zeros(np.shape(once))
+    often = np.divide(work.flops, once, out=often, where=np.greater(processed, 0))
+    rule = operations(priced.blueprint, priced.slice, priced.batch_size, counting)
+    found: Floats = np.divide(processed, priced.batch_size) * (often * rule)
     return found
 
 

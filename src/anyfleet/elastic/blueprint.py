@@ -296,15 +296,7 @@ class Blueprint:
 
     def local(self, slice: Slice) -> "Blueprint":
         """Return the blueprint of the small model: sizes change, `whole` stays."""
-        if not slice.keep:
-            return self
-        cut_axes = {axis for axis, _ in slice.keep}
-        # Only constants need the indices themselves; without them one blueprint serves every
-        # slice of that shape.
-        held = [c for program in self.programs for c in program.constants.values()]
-        if any(_mentions(constant.dims, cut_axes) for constant in held):
-            return _local_with_constants(self, slice)
-        return _resized(self, slice.shape(self)[0])
+        return _local(self, slice) if slice.keep else self
 
     def to_bytes(self) -> bytes:
         """Return the blueprint as bytes; `from_bytes` reads them."""
@@ -320,19 +312,25 @@ def _mentions(dims: tuple[Dim, ...], axes: set[str]) -> bool:
     return any(axis in axes for dim in dims for product in dim for axis in product)
 
 
+@lru_cache(maxsize=4096)
+def _local(blueprint: Blueprint, slice: Slice) -> Blueprint:
+    small = _resized(blueprint, slice.shape(blueprint)[0])
+    cut_axes = {axis for axis, _ in slice.keep}
+    # Only constants need the indices themselves; without them one blueprint serves every slice of
+    # that shape.
+    held = [c for program in blueprint.programs for c in program.constants.values()]
+    if not any(_mentions(constant.dims, cut_axes) for constant in held):
+        return small
+    with plain_tensors():
+        program, *others = (_with_constants(p, slice, blueprint) for p in blueprint.programs)
+    return replace(small, program=program, evaluation=next(iter(others), None))
+
+
 @lru_cache(maxsize=1024)
 def _resized(blueprint: Blueprint, counts: tuple[tuple[str, int], ...]) -> Blueprint:
     sizes = dict(counts)
     axes = {n: replace(a, size=sizes.get(n, a.size)) for n, a in blueprint.axes.items()}
     return replace(blueprint, axes=axes)
-
-
-@lru_cache(maxsize=256)
-def _local_with_constants(blueprint: Blueprint, slice: Slice) -> Blueprint:
-    small = _resized(blueprint, slice.shape(blueprint)[0])
-    with plain_tensors():
-        program, *others = (_with_constants(p, slice, blueprint) for p in blueprint.programs)
-    return replace(small, program=program, evaluation=next(iter(others), None))
 
 
 def _with_constants(program: Program, slice: Slice, blueprint: Blueprint) -> Program:

@@ -38,19 +38,36 @@ def indices_of(dim: Dim, kept: Mapping[str, Tensor], sizes: Mapping[str, int]) -
     return torch.cat([rows.expand(most, -1) for rows in parts], dim=1)
 
 
-def take(tensor: Tensor, kept: tuple[Index, ...]) -> Tensor:
-    """Return the part of a tensor at the given coordinates; a view if all are runs."""
-    runs = tuple(rows if isinstance(rows, slice) else _WHOLE for rows in kept)
-    if any(run is not _WHOLE for run in runs):
-        tensor = tensor[runs]
-    for position, rows in enumerate(kept):
+def take(tensor: Tensor, kept: tuple[Index, ...], *, lead: int = 0) -> Tensor:
+    """Return the part of a tensor at the given coordinates; a view if all are runs.
+
+    The first `lead` dimensions stay whole: those of a stack.
+    """
+    for position, rows in enumerate(kept, lead):
+        if isinstance(rows, slice) and rows is not _WHOLE:
+            tensor = tensor.narrow(position, rows.start, rows.stop - rows.start)
+    for position, rows in enumerate(kept, lead):
         if isinstance(rows, Tensor):
             tensor = tensor.index_select(position, rows.to(tensor.device))
     return tensor
 
 
+def moved(kept: Mapping[str, tuple[Index, ...]], device: str) -> dict[str, tuple[Index, ...]]:
+    """Return the coordinates of tensors with their lists of indices on a device.
+
+    All lists go there in one transfer.
+    """
+    lists = {id(rows): rows for dims in kept.values() for rows in dims if isinstance(rows, Tensor)}
+    if not lists:
+        return dict(kept)
+    sizes = [len(rows) for rows in lists.values()]
+    there = torch.cat(list(lists.values())).to(device).split_with_sizes(sizes)
+    place = dict(zip(lists, there, strict=True))
+    return {n: tuple(place.get(id(rows), rows) for rows in dims) for n, dims in kept.items()}
+
+
 def broadcast(kept: tuple[Index, ...], shape: tuple[int, ...], device: str) -> tuple[Index, ...]:
-    """Return the same coordinates in a form in which `tensor[...] = part` works."""
+    """Return the same coordinates, on their device, such that `tensor[...] = part` works."""
     # Index tensors separated by a slice would move their dimensions to the front, so the slices
     # between them become tensors too, all shaped to broadcast against each other.
     at = [position for position, rows in enumerate(kept) if isinstance(rows, Tensor)]
@@ -61,8 +78,8 @@ def broadcast(kept: tuple[Index, ...], shape: tuple[int, ...], device: str) -> t
     for position in block:
         rows = kept[position]
         if isinstance(rows, slice):
-            rows = torch.arange(shape[position])[rows]
-        out[position] = rows.reshape([-1 if p == position else 1 for p in block]).to(device)
+            rows = torch.arange(shape[position], device=device)[rows]
+        out[position] = rows.reshape([-1 if p == position else 1 for p in block])
     return tuple(out)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from anyfleet.elastic.blueprint import Blueprint, Slice
-from anyfleet.elastic.indexing import Index, broadcast, index, indices_of, take
+from anyfleet.elastic.indexing import Index, broadcast, index, indices_of, moved, take
 from anyfleet.elastic.plain_tensors import plain_tensors
 from anyfleet.errors import SliceError
 
@@ -18,14 +18,19 @@ _WHOLE = slice(None)
 
 def cut(tree: Params, slice: Slice, blueprint: Blueprint) -> dict[str, Tensor]:
     """Return the small tensors of any subset of names; runs of indices give views, no copies."""
-    indices = _indices(slice, blueprint)
+    indices = _indices(slice, blueprint, _device(tree))
     return {name: take(tensor, indices[name]) for name, tensor in tree.items()}
 
 
 def cut_stack(tree: Params, slice: Slice, blueprint: Blueprint) -> dict[str, Tensor]:
     """Return the small tensors of a stack [devices, …], of any subset of names."""
-    indices = _indices(slice, blueprint)
-    return {name: take(tensor, (_WHOLE, *indices[name])) for name, tensor in tree.items()}
+    indices = _indices(slice, blueprint, _device(tree))
+    return {name: take(tensor, indices[name], lead=1) for name, tensor in tree.items()}
+
+
+def _device(tree: Params) -> str:
+    """Return where the tensors of a tree are."""
+    return next((str(tensor.device) for tensor in tree.values()), "cpu")
 
 
 def paste(part: Params, onto: Params, slice: Slice, blueprint: Blueprint) -> dict[str, Tensor]:
@@ -67,16 +72,24 @@ def indices_along(
 
 
 @lru_cache(maxsize=512)
-def _indices(slice: Slice, blueprint: Blueprint) -> dict[str, tuple[Index, ...]]:
+def _indices(slice: Slice, blueprint: Blueprint, device: str) -> dict[str, tuple[Index, ...]]:
+    if device != "cpu":
+        with plain_tensors():
+            return moved(_indices(slice, blueprint, "cpu"), device)
     kept, sizes = dict(slice.keep), blueprint.sizes
     tables = {**blueprint.params, **blueprint.buffers}
     with plain_tensors():
-        return {n: tuple(index(dim, kept, sizes) for dim in dims) for n, dims in tables.items()}
+        # Few dimensions differ: that of the channels of a layer occurs in all of its tensors.
+        found = {
+            dim: index(dim, kept, sizes)
+            for dim in dict.fromkeys(dim for dims in tables.values() for dim in dims)
+        }
+    return {name: tuple(found[dim] for dim in dims) for name, dims in tables.items()}
 
 
 @lru_cache(maxsize=512)
 def _places(slice: Slice, blueprint: Blueprint, device: str) -> dict[str, tuple[Index, ...]]:
-    indices = _indices(slice, blueprint)
+    indices = _indices(slice, blueprint, device)
     with plain_tensors():
         return {n: broadcast(rows, blueprint.shape(n), device) for n, rows in indices.items()}
 

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +15,7 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.arguments import checked
 from anyfleet.arrays import Floats, join
-from anyfleet.core.client import TRAINING, Finished, Launched, carry_out, collect, launch
+from anyfleet.core.client import TRAINING, Finished, Launched, Mapper, carry_out
 from anyfleet.core.delivery import columns_of, cut_replies
 from anyfleet.core.device_states import DeviceStates, Remembered
 from anyfleet.core.limits import Limits
@@ -115,11 +115,12 @@ class _OneByOne:
         self._task, self._pool = task, pool
 
     def execute(self, given: Assignment, states: DeviceStates) -> Executed:
-        def alone(order: Cohort) -> Finished:
-            return carry_out(order, states, self._task)
-
-        run = self._pool.map if self._pool else map
-        return _executed(given, list(run(alone, given.orders.rows())), self._task)
+        run, alone = (
+            self._pool.map if self._pool else map,
+            list(np.arange(len(given.orders))[:, None]),
+        )
+        done = carry_out(given.orders, states, self._task, stacks=alone, run=run)
+        return _executed(given, done, self._task)
 
 
 def cores() -> int:
@@ -135,11 +136,10 @@ def _pool(workers: int, threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads,))
 
 
-def _executed(given: Assignment, done: Sequence[Finished], task: Task) -> Executed:
-    """Return orders that were carried out one by one or stack by stack, in their order."""
-    replies = join([each.replies for each in done])
-    cut = cut_replies(replies, given.orders, given.upload_width, task.blueprint)
-    return Executed(cut, join([each.remembered for each in done]))
+def _executed(given: Assignment, done: Finished, task: Task) -> Executed:
+    """Return orders that were carried out as their replies reach the server."""
+    cut = cut_replies(done.replies, given.orders, given.upload_width, task.blueprint)
+    return Executed(cut, done.remembered)
 
 
 # --- with bytes ---------------------------------------------------------------------------------
@@ -326,36 +326,26 @@ class _Stacks:
     def execute(self, given: Assignment, states: DeviceStates) -> Executed:
         orders, task = given.orders, self._task
         if orders.kind not in TRAINING:
-            return _executed(given, [carry_out(orders, states, task)], task)
+            return _executed(given, carry_out(orders, states, task), task)
         rows = stacks(orders, task, self._chunk, self._engine.workers)
-        if len(rows) == 1:
-            return _executed(given, self._trained([orders], states), task)
-        done = self._trained([orders.take(some) for some in rows], states)
-        order = np.argsort(np.concatenate(rows))
-        replies = join([each.replies for each in done]).take(order)
-        remembered = join([each.remembered for each in done]).take(order)
-        return _executed(given, [Finished(replies, remembered)], task)
-
-    def _trained(self, cohorts: list[Cohort], states: DeviceStates) -> list[Finished]:
-        """Return what came of stacks, each of which a cohort orders."""
+        run: Mapper = self._pool.map if self._pool else map
         if self._device.type == "cuda":
-            # All is launched before anything is fetched, which would wait for it.
-            launched = [self._launched(*each, states) for each in enumerate(cohorts)]
-            for stream in self._streams:
-                torch.cuda.current_stream(self._device).wait_stream(stream)
-            return [collect(each, states) for each in launched]
-        run = self._pool.map if self._pool else map
+            run = self._on_streams
+        done = carry_out(orders, states, task, self._runner, stacks=rows, run=run)
+        return _executed(given, done, task)
 
-        def trained(cohort: Cohort) -> Finished:
-            return carry_out(cohort, states, self._task, self._runner)
-
-        return list(run(trained, cohorts))
-
-    def _launched(self, number: int, cohort: Cohort, states: DeviceStates) -> Launched:
-        """Begin a stack on a stream of its own: small ones leave an accelerator idle."""
-        if number >= len(self._streams):
-            self._streams.append(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
-        stream = self._streams[number]
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
-            return launch(cohort, states, self._task, self._runner)
+    def _on_streams(
+        self, begun: Callable[[int], Launched], numbers: Iterable[int]
+    ) -> Iterable[Launched]:
+        """Begin each stack on a stream of its own: small ones leave an accelerator idle."""
+        launched, current = [], torch.cuda.current_stream(self._device)
+        for number in numbers:
+            if number >= len(self._streams):
+                stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+                self._streams.append(stream)
+            self._streams[number].wait_stream(current)
+            with torch.cuda.stream(self._streams[number]):
+                launched.append(begun(number))
+        for stream in self._streams:
+            current.wait_stream(stream)
+        return launched

@@ -4,15 +4,19 @@ Devices of equal slice shape can share a stack. It is padded to its largest devi
 similar numbers of local steps are put together; and it has to fit into memory.
 """
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 
 from anyfleet.arrays import Ints, alike, distinct
-from anyfleet.core.local_training import local_steps, samples_processed, sizes_of
+from anyfleet.core.local_training import samples_processed, sizes_of
 from anyfleet.core.method import Job
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
-from anyfleet.core.time_and_energy import Amount, training
+from anyfleet.core.slots import Train
+from anyfleet.core.time_and_energy import Amount, steps_of, training
+from anyfleet.elastic import Blueprint, Slice
 
 # Beginning a stack costs as much time in every local step as so many devices in it.
 _OVERHEAD = 8
@@ -33,7 +37,7 @@ def stacks(orders: Cohort, task: Task, chunk: int = 0, least: int = 1) -> list[I
     """
     found = []
     samples = sizes_of(task)[orders.device]
-    steps = np.array(local_steps(orders.hyperparameters, samples.tolist()))
+    steps = steps_of(orders.hyperparameters, samples)
     for alike_rows in shapes(orders, task):
         for rows in buckets(steps[alike_rows]):
             some = alike_rows[rows]
@@ -41,22 +45,20 @@ def stacks(orders: Cohort, task: Task, chunk: int = 0, least: int = 1) -> list[I
             amount = int(samples[largest]), int(steps[largest])
             most = chunk or _fitting(orders, largest, *amount, task)
             count = max(-(-len(some) // most), min(least, len(some)))
-            found += np.array_split(some, count)
+            found += np.array_split(some, count) if count > 1 else [some]
     return found
 
 
 def shapes(orders: Cohort, task: Task) -> list[Ints]:
     """Return the rows of orders that can be stacked."""
-    used, slice_ = np.unique(orders.slice_index, return_inverse=True)
-    slices = [orders.slices[number] for number in used]
     # The shape alone is not enough: a model may hold constants along an axis that is sliced.
-    _, shape = distinct([(task.blueprint.local(s), s.first_trained_layer) for s in slices])
+    _, shape = distinct([(task.blueprint.local(s), s.first_trained_layer) for s in orders.slices])
     # Where columns begin depends on the slice and on the planned width.
     cut = orders.column_width < 1
     # What a trainer draws for a whole cohort may depend on the planned width.
     drawn = draws_together(orders.job, orders.cohort_key)
     return alike(
-        shape[slice_],
+        shape[orders.slice_index],
         orders.column_width,
         np.where(cut, orders.slice_index, -1),
         np.where(cut | drawn, orders.width, 0.0),
@@ -86,12 +88,19 @@ def buckets(steps: Ints) -> list[Ints]:
 def _fitting(orders: Cohort, row: int, samples: int, steps: int, task: Task) -> int:
     """Return how many devices like that of one order fit into the memory of a stack."""
     device = next(iter(task.params.values())).device
-    batch = int(orders.hyperparameters.batch_size[row])
-    amount = Amount(batch, samples_processed(steps, samples, batch), steps)
-    trainer, slice_ = orders.job.trainer, orders.slice_of(row)
-    (memory,) = training(trainer, task.blueprint, slice_, amount, "flops").memory
+    amount = int(orders.hyperparameters.batch_size[row]), samples, steps
+    memory = _memory(orders.job.trainer, task.blueprint, orders.slice_of(row), *amount)
     if device.type == "cuda":
         room = _SHARE * torch.cuda.get_device_properties(device).total_memory
     else:
         room = _MEMORY
     return max(1, int(room / max(1.0, memory)))
+
+
+@lru_cache(maxsize=4096)
+def _memory(
+    trainer: Train, blueprint: Blueprint, slice_: Slice, batch: int, samples: int, steps: int
+) -> float:
+    """Return the bytes that training takes on one device."""
+    amount = Amount(batch, samples_processed(steps, samples, batch), steps)
+    return float(training(trainer, blueprint, slice_, amount, "flops").memory[0])
