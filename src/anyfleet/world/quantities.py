@@ -1,7 +1,7 @@
 """Numbers of a fleet: a plain number, a distribution, or a number that changes with time.
 
-Nothing is stored. A number is a function of its key (which device, which field) and of the time,
-so a fleet of a million devices costs nothing until somebody asks about a few of them.
+No number is stored. It is a function of its key (which device, which field) and of the time, so a
+fleet of a million devices costs no more than their keys, for fields that somebody asks about.
 """
 
 import math

@@ -437,7 +437,7 @@ class World:
 
     @cached_property
     def _fleet_keys(self) -> dict[str, Ints]:
-        """The keys of all devices by purpose; as long as a run lasts they are asked for."""
+        """The keys of all devices by purpose: to hash them for every question takes longer."""
         return {}
 
 
