@@ -183,8 +183,7 @@ def _begin_alike(cohort: Cohort, states: DeviceStates, task: Task) -> dict[str, 
     initial = {**task.params, **task.buffers}
     # What came whole need not be cut from the device's own: it would be a second model in memory.
     kept = [name for name in initial if padded or name not in received]
-    own = {name: states.own(name, cohort.device) for name in kept}
-    theirs = {name: value for name, value in own.items() if value is not None}
+    theirs = states.own(kept, cohort.device)
     # Until a device has trained, its own is the model that every device was installed with.
     installed = dense({n: initial[n] for n in kept if n not in theirs}, slice_, blueprint)
     small = {
