@@ -17,6 +17,7 @@ from anyfleet.core.device_tables import (
     RowIndex,
 )
 
+SMALL = 1 << 30  # rows of a block: all are smaller
 BLANK = torch.full((3,), -1.0)
 NOBODY = np.empty(0, dtype=np.int64)
 IN_FILES = pytest.mark.parametrize("in_file", [False, True], ids=["in memory", "in files"])
@@ -25,7 +26,7 @@ IN_FILES = pytest.mark.parametrize("in_file", [False, True], ids=["in memory", "
 def written(
     table: DeviceTable, devices: Ints, values: Tensor, *, in_file: bool = False
 ) -> DeviceTable:
-    return table.changed(table.index.written(devices), [values], in_file=in_file)
+    return table.changed(table.index.written(devices, SMALL), [values], in_file=in_file)
 
 
 def without(table: DeviceTable, devices: Ints, *, in_file: bool = False) -> DeviceTable:
@@ -124,7 +125,7 @@ def test_a_row_is_seldom_copied() -> None:
     table, moved = EMPTY_TABLE, 0
     count = 4**6
     for device in range(count):
-        change = table.index.written(np.array([device]))
+        change = table.index.written(np.array([device]), SMALL)
         moved += 0 if change.merged is None else len(change.merged)
         table = table.changed(change, [torch.full((1, 3), float(device))], in_file=False)
     assert moved <= 7 * count
@@ -139,13 +140,38 @@ def test_rounds_of_a_fleet_copy_little_more_than_they_write(share: int) -> None:
     draw, table, fleet = np.random.default_rng(0), EMPTY_TABLE, 600
     moved = size = live = 0
     for _ in range(100):
-        change = table.index.written(draw.permutation(fleet)[: fleet // share])
+        change = table.index.written(draw.permutation(fleet)[: fleet // share], SMALL)
         moved += 0 if change.merged is None else len(change.merged)
         table = table.changed(change, [filled(draw, fleet // share)], in_file=False)
         size, live = size + int(table.index.size.sum()), live + len(table.index.place)
         assert len(checked(table).blocks) <= 9
     assert moved <= (0 if share == 1 else 3 * 100 * fleet // share)
     assert size <= 1.7 * live
+
+
+@pytest.mark.parametrize("large", [0, 30, 200])
+def test_large_blocks_are_merged_only_if_they_are_mostly_dead(large: int) -> None:
+    draw, table, fleet, moved = np.random.default_rng(0), EMPTY_TABLE, 600, 0
+    for _ in range(200):
+        chosen = draw.permutation(fleet)[:30]
+        change = table.index.written(chosen, large)
+        moved += 0 if change.merged is None else len(change.merged)
+        table = table.changed(change, [filled(draw, 30)], in_file=False)
+        size, live = table.index.size, len(table.index.place)
+        assert size.sum() <= 3 * live
+        assert (size < large).sum() <= most_blocks(large)
+    assert (moved < 200 * 30) == (large < 200)
+
+
+def test_a_small_block_is_not_copied_because_there_are_large_ones_of_its_size() -> None:
+    index, large = EMPTY_TABLE.index, 30
+    for first in range(0, 150, 30):
+        index = index.written(np.arange(first, first + 30), large).index
+    index = index.written(np.flatnonzero(np.arange(150) % 30 < 16), large).index
+    assert index.live.tolist() == [14, 14, 14, 14, 14, 80]
+    change = index.written(np.arange(200, 214), large)
+    assert change.merged is None
+    assert change.index.live.tolist() == [14, 14, 14, 14, 14, 80, 14]
 
 
 def test_a_block_of_which_no_row_is_live_goes() -> None:

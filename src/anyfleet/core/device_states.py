@@ -11,7 +11,7 @@ that no reply has brought to the server yet. A device learns with its next order
 was counted (`Cohort.acknowledged`); until then it keeps what it sent, too.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -26,7 +26,6 @@ from anyfleet.core.device_tables import (
     NO_NUMBERS,
     DeviceNumbers,
     DeviceTable,
-    IndexChange,
     RowIndex,
     on_device,
 )
@@ -40,6 +39,9 @@ from anyfleet.elastic import Slice, cut_stack, place
 OWN = "own"  # names the device's own parameters and statistics
 SENT = "sent"  # names what the last reply brought of a residual
 LIMIT = 2 << 30  # bytes of all tables beyond which new rows lie in files
+# Bytes of a block, in all tables, beyond which to merge it costs more than it saves: an accelerator
+# copies fast, and every block that is read is a call.
+_LARGE, _LARGE_ELSEWHERE = 1 << 25, 1 << 30
 
 T = TypeVar("T")
 Tables = Mapping[str, Mapping[str, DeviceTable]]  # by purpose and name
@@ -129,6 +131,7 @@ class DeviceStates:
         self._task, self._limit = task, limit
         self._initial = {**task.params, **task.buffers}
         self._device = next(iter(task.params.values())).device
+        self._large = _LARGE if self._device.type == "cpu" else _LARGE_ELSEWHERE
         self._tables: dict[str, dict[str, DeviceTable]] = {}
         self._choosers: dict[int, ChooserState] = {}
         self._held: dict[int, Replies] = {}
@@ -236,18 +239,18 @@ class DeviceStates:
         for rows in alike(remembered.stack_index, remembered.slice_index):
             some = remembered.take(rows)
             if some.stack_index[0] >= 0:
-                self._keep(some, kept)
+                for purpose, stack in self._kept(some):
+                    kept.setdefault(purpose, []).append(stack)
         sent = np.array([*(bool(stack.purpose) for stack in remembered.stacks), False])
         told = remembered.take(sent[remembered.stack_index])
         self._last_sent_order = self._last_sent_order.changed(told.device, told.order)
         for purpose, stacks in kept.items():
             self._write(purpose, stacks)
 
-    def _keep(self, some: Remembered, kept: dict[str, list[StackedRows]]) -> None:
-        """Add what devices of one stack and slice keep of their tensors to what is written."""
+    def _kept(self, some: Remembered) -> Iterator[tuple[str, StackedRows]]:
+        """Yield what devices of one stack and slice keep of their tensors, by purpose."""
         stack, slice_ = some.stacks[some.stack_index[0]], some.slices[some.slice_index[0]]
-        rows = self._pasted(OWN, stack.own, some, slice_)
-        kept.setdefault(OWN, []).append((some.device, rows))
+        yield OWN, (some.device, self._pasted(OWN, stack.own, some, slice_))
         if not stack.purpose:
             return
         own, purpose = stack.norm.own_names(self._task.blueprint, slice_), stack.purpose
@@ -258,12 +261,9 @@ class DeviceStates:
         for index, names in _together(before, [n for n in before if n not in left]):
             # What did not arrive is left to send again, also where this order asked for nothing.
             again = some.take(lost & index.has(some.device))
-            if len(again):
-                owed = again.device, self._owed(purpose, names, again)
-                kept.setdefault(purpose, []).append(owed)
-        for table, tree in ((purpose, left), (SENT, sent)):
-            rows = self._pasted(table, tree, some, slice_)
-            kept.setdefault(table, []).append((some.device, rows))
+            yield purpose, (again.device, self._owed(purpose, names, again))
+        yield purpose, (some.device, self._pasted(purpose, left, some, slice_))
+        yield SENT, (some.device, self._pasted(SENT, sent, some, slice_))
         self._forget([n for n in before if n not in sent], some.device)
 
     def _pasted(
@@ -322,14 +322,18 @@ class DeviceStates:
         for number, (_, rows) in enumerate(stacks):
             for name in rows:
                 writers.setdefault(name, []).append(number)
-        changes: dict[tuple[RowIndex, tuple[int, ...]], IndexChange] = {}
+        together: dict[tuple[RowIndex, tuple[int, ...]], list[str]] = {}
         for name, numbers in writers.items():
-            table, new = tables.get(name, EMPTY_TABLE), [stacks[n][1][name] for n in numbers]
-            key = table.index, tuple(numbers)
-            if key not in changes:
-                devices = np.concatenate([stacks[n][0] for n in numbers])
-                changes[key] = table.index.written(devices).on(self._device)
-            tables[name] = table.changed(changes[key], new, in_file=in_file)
+            key = tables.get(name, EMPTY_TABLE).index, tuple(numbers)
+            together.setdefault(key, []).append(name)
+        for (index, parts), names in together.items():
+            devices = np.concatenate([stacks[n][0] for n in parts])
+            row = sum(self._blank(OWN, name).nbytes for name in names)
+            change = index.written(devices, self._large // max(1, row)).on(self._device)
+            for name in names:
+                new = [stacks[n][1][name] for n in parts]
+                table = tables.get(name, EMPTY_TABLE)
+                tables[name] = table.changed(change, new, in_file=in_file)
 
     def _forget(self, names: Iterable[str], devices: Ints) -> None:
         """Let devices have no rows of what they sent, of these names."""

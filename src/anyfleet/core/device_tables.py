@@ -3,8 +3,8 @@
 Rows that are written together are one block [rows, …], which is never written to again. So a table
 is a value: whoever keeps one copies nothing. Its index says where the row of each device lies; all
 tables that were always written together share one. A device that writes again leaves a dead row
-behind. Blocks that are mostly dead, and many blocks of about one size, are merged when rows are
-written: there are few blocks and few dead rows, and a row is copied seldom.
+behind. Blocks that are mostly dead, and many small blocks of about one size, are merged when rows
+are written: there are few blocks and few dead rows, and a row is copied seldom.
 """
 
 import math
@@ -159,14 +159,17 @@ class RowIndex:
             return None
         return LocatedRows.at(place, self.start)
 
-    def written(self, devices: Ints) -> "IndexChange":
-        """Return what changes when these devices, each named once, get rows in a new block."""
-        return _tidied(_grown(replace(self, live=self._left(devices)), devices))
+    def written(self, devices: Ints, large: int) -> "IndexChange":
+        """Return what changes when these devices, each named once, get rows in a new block.
+
+        Blocks of `large` rows or more are merged only if they are mostly dead.
+        """
+        return _tidied(_grown(replace(self, live=self._left(devices)), devices), large)
 
     def without(self, devices: Ints) -> "IndexChange":
         """Return what changes when these devices have no rows any more."""
         left = self._left(devices)
-        return _tidied(replace(self, place=self.place.without(devices), live=left))
+        return _tidied(replace(self, place=self.place.without(devices), live=left), large=0)
 
     def _left(self, devices: Ints) -> Ints:
         """Return how many rows of each block are live without those of these devices."""
@@ -215,10 +218,12 @@ def _grown(index: RowIndex, devices: Ints) -> RowIndex:
     return RowIndex(place, *(np.append(numbers, last) for numbers, last in added))
 
 
-def _tidied(index: RowIndex) -> IndexChange:
+def _tidied(index: RowIndex, large: int) -> IndexChange:
     """Return what changes when blocks are merged that are mostly dead, or too many of one size."""
     size_class = np.frexp(index.live)[1] // 2  # the same within a factor of four
-    worn = (np.bincount(size_class)[size_class] > 3) | (3 * index.live < index.size)
+    small = index.size < large
+    many = small & (np.bincount(size_class, small)[size_class] > 3)
+    worn = many | (3 * index.live < index.size)
     kept = np.flatnonzero(~worn)
     if not worn.any():
         return IndexChange(index, kept, None)
@@ -252,13 +257,14 @@ class DeviceTable:
         self, change: IndexChange, new: Sequence[Tensor], *, in_file: bool
     ) -> "DeviceTable":
         """Return the table after a change; all that is new is one block behind the others."""
-        blocks = (*self.blocks, *([_block(new, in_file=in_file)] if new else []))
-        kept = tuple(blocks[number] for number in change.kept)
-        if change.merged is None:
-            return DeviceTable(change.index, kept)
-        merged = _room(len(change.merged), blocks[-1], in_file=in_file)
-        change.merged.gather(blocks, merged)
-        return DeviceTable(change.index, (*kept, merged))
+        blocks = (*self.blocks, *([_joined(new)] if new else []))
+        kept = [blocks[number] for number in change.kept]
+        if in_file and len(self.blocks) in change.kept:
+            kept[-1] = _room(len(kept[-1]), kept[-1], in_file=True).copy_(kept[-1])
+        if change.merged is not None:
+            kept.append(_room(len(change.merged), blocks[-1], in_file=in_file))
+            change.merged.gather(blocks, kept[-1])
+        return DeviceTable(change.index, tuple(kept))
 
     def fits(self, like: Tensor) -> bool:
         """Return whether it is a sound table of such tensors, also when it comes from a file."""
@@ -269,22 +275,19 @@ class DeviceTable:
 EMPTY_TABLE = DeviceTable(RowIndex(NO_NUMBERS, _NONE, _NONE, _NONE), ())
 
 
-def _block(new: Sequence[Tensor], *, in_file: bool) -> Tensor:
-    """Return stacks as one block, which may be the only stack itself."""
-    joined = new[0] if len(new) == 1 else torch.cat(list(new))
+def _joined(stacks: Sequence[Tensor]) -> Tensor:
+    """Return stacks as one block, which is the only one itself if there is no other."""
+    joined = stacks[0] if len(stacks) == 1 else torch.cat(list(stacks))
     # A part of something larger would keep all of it in memory.
     own = joined.is_contiguous() and joined.untyped_storage().nbytes() == joined.nbytes
-    if own and not in_file:
-        return joined
-    return _room(len(joined), joined, in_file=in_file).copy_(joined)
+    return joined if own else joined.clone(memory_format=torch.contiguous_format)
 
 
 def _room(count: int, like: Tensor, *, in_file: bool) -> Tensor:
     """Return a block to be filled; one in a file is mapped into memory, and goes when it does."""
     shape = count, *like.shape[1:]
-    if not in_file:
-        return like.new_empty(shape)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        path = str(Path(folder) / "rows")
-        flat = torch.from_file(path, shared=True, size=math.prod(shape), dtype=like.dtype)
-    return flat.view(shape)
+    if in_file:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            path, size = str(Path(folder) / "rows"), math.prod(shape)
+            return torch.from_file(path, shared=True, size=size, dtype=like.dtype).view(shape)
+    return like.new_empty(shape)
