@@ -81,6 +81,7 @@ STATES = (
     "anyfleet.core.layout",
     "anyfleet.core.ledger",
     "anyfleet.core.device_states",
+    "anyfleet.core.device_tables",
     "anyfleet.core.messages",
     "anyfleet.core.method",
     "anyfleet.core.orders",

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
+from anyfleet.arrays import join
 from anyfleet.core.device_state import DeviceState
 from anyfleet.core.device_states import OWN, SENT, DeviceStates, Keepsakes, Remembered
 from anyfleet.core.messages import Params
@@ -140,23 +142,55 @@ def test_rows_beyond_the_limit_are_in_files_and_the_rest_stays_where_it_is() -> 
     assert memories.bytes == size
     more = replace(cohort, device=cohort.device + 2)
     memories.commit(Remembered.of(more, stack=stack))
-    files = [memories.state(d).tensors[OWN]["0.weight"].untyped_storage() for d in range(4)]
-    # Two rows share a file; a row in memory has memory of its own.
-    assert files[2].data_ptr() == files[3].data_ptr() != files[0].data_ptr()
+    assert memories.bytes == 2 * size
     for name, value in tree.items():
-        rows = memories.own(name, np.array([3, 0]))
-        assert rows is not None
+        # The name of the file outlives it: nobody else can open it.
+        files = [block.untyped_storage().filename for block in blocks(memories, OWN, name)]
+        assert [file is None for file in files] == [True, False]
+        assert not Path(str(files[1])).exists()
+        rows = memories.own([name], np.array([3, 0]))[name]
         assert torch.equal(rows, torch.stack([value[1], value[0]]))
+
+
+def blocks(memories: DeviceStates, purpose: str, name: str) -> tuple[Tensor, ...]:
+    return memories.save().tables[purpose][name].blocks
+
+
+def test_a_stack_that_is_kept_as_it_is_is_not_copied_but_a_part_of_one_is() -> None:
+    cohort = orders(METHOD, TASK, [0, 1, 2])
+    tree = drawn(cohort, 1)
+    stack = Keepsakes(METHOD.norm, own={**tree, "0.bias": tree["0.bias"][:1].expand(3, -1)})
+    memories, other = DeviceStates(TASK), DeviceStates(TASK)
+    remembered = Remembered.of(cohort, stack=stack)
+    memories.commit(remembered)
+    other.commit(remembered.take([0, 2]))
+    for name, value in tree.items():
+        (whole,), (part,) = (blocks(each, OWN, name) for each in (memories, other))
+        assert (whole.data_ptr() == value.data_ptr()) == (name != "0.bias")
+        # A view would keep all of the stack in memory.
+        assert part.untyped_storage().nbytes() == part.nbytes == whole.nbytes * 2 // 3
+
+
+def test_devices_trained_one_by_one_are_one_block() -> None:
+    cohort = orders(METHOD, TASK, [5, 2, 7])
+    tree, memories = drawn(cohort, 1), DeviceStates(TASK)
+    alone = [
+        Remembered.of(order, stack=Keepsakes(METHOD.norm, {n: v[[row]] for n, v in tree.items()}))
+        for row, order in enumerate(cohort.rows())
+    ]
+    memories.commit(join(alone))
+    assert all(len(blocks(memories, OWN, name)) == 1 for name in tree)
+    for name, rows in memories.own(tree, cohort.device).items():
+        assert torch.equal(rows, tree[name])
 
 
 def test_until_a_device_has_trained_its_own_is_the_initial_model() -> None:
     cohort = orders(METHOD, TASK, [1])
     memories = DeviceStates(TASK)
-    assert memories.own("0.bias", np.array([0, 1])) is None
+    assert memories.own(["0.bias"], np.array([0, 1])) == {}
     stack = Keepsakes(METHOD.norm, own=drawn(cohort, 1))
     memories.commit(Remembered.of(cohort, stack=stack))
-    rows = memories.own("0.bias", np.array([0, 1]))
-    assert rows is not None
+    rows = memories.own(["0.bias"], np.array([0, 1]))["0.bias"]
     assert torch.equal(rows[0], TASK.params["0.bias"])
     assert torch.equal(rows[1], stack.own["0.bias"][0])
 

@@ -119,7 +119,7 @@ CORE = tuple(
         "training_work time_and_energy plans signals padding check_in view slots",
         # methods and their orders
         "return_checks codec_calls local_training evaluation method orders calibration",
-        "message_size device_state events device_states",
+        "message_size device_state events device_tables device_states",
         # the device
         "residuals reports choosing delivery client",
         # the server

@@ -225,6 +225,17 @@ def with_phase(name: str, node: Any) -> Callable[[Any], Any]:
     return with_table(lambda table: table["download"]["fields"].update({name: node}))
 
 
+def with_rows(change: Callable[[dict[str, Any]], None]) -> Callable[[Any], Any]:
+    """A state in which the tables of what devices have left to send, by name, differ."""
+
+    def changed(root: Any) -> Any:
+        tables = root["fields"]["fleet"]["fields"]["states"]["fields"]["tables"]
+        change(tables["dict"]["residual"]["dict"])
+        return root
+
+    return changed
+
+
 NONE = {"array": "int64", "shape": [0], "values": []}
 
 
@@ -248,6 +259,24 @@ FORGED: dict[str, Callable[[Any], Any]] = {
     "a state without a fleet": with_field("fleet", None),
     "a fleet of another kind": with_field("fleet", {"dict": {}}),
     "a fleet without a clock": with_field("fleet.clock", None),
+    "states without tables": with_field("fleet.states.tables", {"list": []}),
+    "a table that is none": with_rows(lambda tables: tables.update({"1.bias": 3})),
+    "a table of no tensor": with_rows(lambda tables: tables.update(x=tables.pop("3.bias"))),
+    "rows without blocks": with_rows(
+        lambda tables: tables["1.bias"]["fields"].update(blocks={"tuple": []})
+    ),
+    "rows of another tensor": with_rows(
+        lambda tables: tables["1.bias"]["fields"].update(
+            blocks=tables["3.bias"]["fields"]["blocks"]
+        )
+    ),
+    "rows that lie elsewhere": with_rows(
+        lambda tables: tables["1.weight"]["fields"]["index"]["fields"]["start"].update(
+            values=[97, 98, 99]
+        )
+    ),
+    "orders that nobody sent": with_field("fleet.states.last_sent_order.device", NONE),
+    "orders of text": with_field("fleet.states.last_sent_order", {"dict": {}}),
     "a fleet of a few": with_field("fleet.losses", {"list": [1.0]}),
     "batteries of others": with_field(
         "fleet.batteries", {"tuple": [NONE, {**NONE, "shape": [0, 1]}]}

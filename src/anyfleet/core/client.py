@@ -243,8 +243,7 @@ def _own(
     Until a device has trained, its own is the `initial` model, with which all were installed.
     """
     blueprint, slice_ = task.blueprint, cohort.slice_of(0)
-    own = {name: states.own(name, cohort.device) for name in names}
-    theirs = {name: value for name, value in own.items() if value is not None}
+    theirs = states.own(names, cohort.device)
     installed = dense({n: initial[n] for n in names if n not in theirs}, slice_, blueprint)
     small = {
         name: value.contiguous() for name, value in cut_stack(theirs, slice_, blueprint).items()

@@ -11,18 +11,24 @@ that no reply has brought to the server yet. A device learns with its next order
 was counted (`Cohort.acknowledged`); until then it keeps what it sent, too.
 """
 
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from anyfleet.arrays import Arrays, Flags, Ints, alike, listed
 from anyfleet.core.device_state import DeviceState
+from anyfleet.core.device_tables import (
+    EMPTY_TABLE,
+    NO_NUMBERS,
+    DeviceNumbers,
+    DeviceTable,
+    RowIndex,
+    on_device,
+)
 from anyfleet.core.messages import ChooserState, Params
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
@@ -33,10 +39,13 @@ from anyfleet.elastic import Slice, cut_stack, place
 OWN = "own"  # names the device's own parameters and statistics
 SENT = "sent"  # names what the last reply brought of a residual
 LIMIT = 2 << 30  # bytes of all tables beyond which new rows lie in files
+# Bytes of a block, in all tables, beyond which to merge it costs more than it saves: an accelerator
+# copies fast, and every block that is read is a call.
+_LARGE, _LARGE_ELSEWHERE = 1 << 25, 1 << 30
 
 T = TypeVar("T")
-Rows = Mapping[int, Tensor]  # by device
-Tables = Mapping[str, Mapping[str, Rows]]  # by purpose and name
+Tables = Mapping[str, Mapping[str, DeviceTable]]  # by purpose and name
+StackedRows = tuple[Ints, Params]  # devices, and their rows of tables, [devices, …]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +109,15 @@ class SavedStates:
     tables: Tables
     choosers: Mapping[int, ChooserState]
     held: Mapping[int, Replies]
-    last_sent_order: Mapping[int, int]
+    last_sent_order: DeviceNumbers
+
+    def fits(self, task: Task) -> bool:
+        """Return whether devices can go on with these states, which may come from a file."""
+        whole = {**task.params, **task.buffers}
+        tables = [each for names in self.tables.values() for each in names.items()]
+        return self.last_sent_order.sound and all(
+            _plain(name) in whole and table.fits(whole[_plain(name)]) for name, table in tables
+        )
 
 
 class DeviceStates:
@@ -112,38 +129,42 @@ class DeviceStates:
 
     def __init__(self, task: Task, *, limit: int = LIMIT) -> None:
         self._task, self._limit = task, limit
-        self._tables: dict[str, dict[str, dict[int, Tensor]]] = {}
+        self._initial = {**task.params, **task.buffers}
+        self._device = next(iter(task.params.values())).device
+        self._large = _LARGE if self._device.type == "cpu" else _LARGE_ELSEWHERE
+        self._tables: dict[str, dict[str, DeviceTable]] = {}
         self._choosers: dict[int, ChooserState] = {}
         self._held: dict[int, Replies] = {}
-        self._last_sent_order: dict[int, int] = {}
-        self._in_files = False
+        self._last_sent_order = NO_NUMBERS
 
     # -- single devices
 
     def state(self, device: int) -> DeviceState:
         """Return what one device keeps."""
+        alone = np.array([device])
         found = {
-            purpose: {name: rows[device] for name, rows in tables.items() if device in rows}
+            purpose: {name: rows[0] for name, rows in self._read(purpose, tables, alone).items()}
             for purpose, tables in self._tables.items()
         }
         return DeviceState(
             tensors={purpose: tensors for purpose, tensors in found.items() if tensors},
             held=self._held.get(device),
             chooser=self.chooser(device),
-            last_sent_order=self._last_sent_order.get(device, -1),
+            last_sent_order=int(self._last_sent_order.of(alone)[0]),
         )
 
     def adopt(self, device: int, state: DeviceState) -> None:
         """Let a device, of which nothing is known yet, keep this."""
+        alone = np.array([device])
         for purpose, tensors in state.tensors.items():
-            for name, value in tensors.items():
-                self._table(purpose, name)[device] = value
+            self._write(purpose, [(alone, {name: value[None] for name, value in tensors.items()})])
         if state.held is not None:
             self._held[device] = state.held
         if state.chooser:
             self._choosers[device] = state.chooser
         if state.last_sent_order >= 0:
-            self._last_sent_order[device] = state.last_sent_order
+            order = np.array([state.last_sent_order])
+            self._last_sent_order = self._last_sent_order.changed(alone, order)
 
     def chooser(self, device: int) -> ChooserState:
         """Return what the chooser of a device has learned; {} at first."""
@@ -155,12 +176,13 @@ class DeviceStates:
 
     # -- stacks
 
-    def own(self, name: str, devices: Ints) -> Tensor | None:
-        """Return the devices' own values of a tensor of the whole model, [devices, …].
+    def own(self, names: Iterable[str], devices: Ints) -> dict[str, Tensor]:
+        """Return the devices' own values of tensors of the whole model, [devices, …].
 
-        Until a device has trained, its own is the initial model. None if that is so for all.
+        Until a device has trained, its own is the initial model. Names are absent if that is so for
+        all devices.
         """
-        return self._read(OWN, name, devices.tolist())
+        return self._read(OWN, names, devices)
 
     def residual(self, orders: Cohort, names: Sequence[str]) -> dict[str, Tensor]:
         """Return the residuals of the sub-models that orders ask for, [devices, …].
@@ -172,10 +194,10 @@ class DeviceStates:
         for rows in groups:
             some = orders.take(rows)
             slice_ = some.slice_of(0)
-            own, lost = job.norm.own_names(blueprint, slice_), self._unacknowledged(some)
-            purpose, devices = job.uplink.state_name, some.device.tolist()
-            whole = {n: self._residual(purpose, own.get(n, n), devices, lost) for n in names}
-            known = {n: value for n, value in whole.items() if value is not None}
+            own = job.norm.own_names(blueprint, slice_)
+            tables = {n: own.get(n, n) for n in names}
+            whole = self._owed(job.uplink.state_name, list(tables.values()), some)
+            known = {n: whole[table] for n, table in tables.items() if table in whole}
             found.append(cut_stack(known, slice_, blueprint))
         if len(groups) == 1:
             return found[0]
@@ -184,159 +206,196 @@ class DeviceStates:
             for n, value in part.items():
                 if n not in residuals:
                     residuals[n] = value.new_zeros(len(orders), *value.shape[1:])
-                residuals[n][torch.from_numpy(rows).to(value.device)] = value
+                residuals[n][on_device(rows, value.device)] = value
         return residuals
 
-    def _residual(
-        self, purpose: str, name: str, devices: Sequence[int], lost: Sequence[int]
-    ) -> Tensor | None:
-        """Return what devices have left of a tensor, with all of a reply that never arrived.
-
-        `lost` are the places of devices whose last reply may not have arrived.
-        """
-        left, sent = self._read(purpose, name, devices), self._tables.get(SENT, {}).get(name, {})
-        again = [at for at in lost if devices[at] in sent]
-        unsent = self._read(SENT, name, [devices[at] for at in again])
-        if unsent is None:
+    def _owed(
+        self, purpose: str, names: Sequence[str], orders: Cohort | Remembered
+    ) -> dict[str, Tensor]:
+        """Return what devices have left of tensors, with all of a reply that never arrived."""
+        left, lost = self._read(purpose, names, orders.device), self._unacknowledged(orders)
+        if not lost.any():
             return left
-        if left is None:
-            left = self._blanks(purpose, name, len(devices))
-        return left.index_add_(0, torch.tensor(again, device=left.device), unsent)
+        for index, some in _together(self._tables.get(SENT, {}), names):
+            again = np.flatnonzero(lost & index.has(orders.device))
+            for name, unsent in self._read(SENT, some, orders.device[again]).items():
+                if name not in left:
+                    left[name] = self._blanks(purpose, name, len(orders))
+                left[name].index_add_(0, on_device(again, unsent.device), unsent)
+        return left
 
-    def _unacknowledged(self, orders: Cohort | Remembered) -> list[int]:
-        """Return the rows whose device does not know that its last reply was counted."""
-        pairs = zip(orders.device.tolist(), orders.acknowledged.tolist(), strict=True)
-        last = self._last_sent_order
-        return [row for row, (device, order) in enumerate(pairs) if last.get(device, -1) != order]
+    def _unacknowledged(self, orders: Cohort | Remembered) -> Flags:
+        """Return which devices do not know that their last reply was counted."""
+        lost: Flags = self._last_sent_order.of(orders.device) != orders.acknowledged
+        return lost
 
     def commit(self, remembered: Remembered) -> None:
         """Let devices keep what they remember of orders, now that their training has ended."""
-        self._in_files = self.bytes > self._limit
         for device in remembered.device[remembered.fetched].tolist():
             self._held.pop(device, None)
-        devices = remembered.device.tolist()
-        self._choosers |= _given(devices, remembered.chooser)
-        self._held |= _given(devices, remembered.held)
+        self._choosers |= _given(remembered.device, remembered.chooser)
+        self._held |= _given(remembered.device, remembered.held)
+        kept: dict[str, list[StackedRows]] = {}
         for rows in alike(remembered.stack_index, remembered.slice_index):
             some = remembered.take(rows)
-            number = int(some.stack_index[0])
-            if number >= 0:
-                self._commit(some, some.stacks[number], some.slices[int(some.slice_index[0])])
+            if some.stack_index[0] >= 0:
+                for purpose, stack in self._kept(some):
+                    kept.setdefault(purpose, []).append(stack)
+        sent = np.array([*(bool(stack.purpose) for stack in remembered.stacks), False])
+        told = remembered.take(sent[remembered.stack_index])
+        self._last_sent_order = self._last_sent_order.changed(told.device, told.order)
+        for purpose, stacks in kept.items():
+            self._write(purpose, stacks)
 
-    def _commit(self, some: Remembered, stack: Keepsakes, slice_: Slice) -> None:
-        """Write what devices with one slice keep of their tensors."""
-        devices = some.device.tolist()
-        for name, value in stack.own.items():
-            self._write(OWN, name, devices, self._pasted(OWN, name, name, value, some, slice_))
+    def _kept(self, some: Remembered) -> Iterator[tuple[str, StackedRows]]:
+        """Yield what devices of one stack and slice keep of their tensors, by purpose."""
+        stack, slice_ = some.stacks[some.stack_index[0]], some.slices[some.slice_index[0]]
+        yield OWN, (some.device, self._pasted(OWN, stack.own, some, slice_))
         if not stack.purpose:
             return
         own, purpose = stack.norm.own_names(self._task.blueprint, slice_), stack.purpose
-        lost = self._unacknowledged(some)
-        for name, rows in self._tables.get(SENT, {}).items():
+        left, sent = (
+            {own.get(n, n): value for n, value in tree.items()} for tree in (stack.left, stack.sent)
+        )
+        before, lost = self._tables.get(SENT, {}), self._unacknowledged(some)
+        for index, names in _together(before, [n for n in before if n not in left]):
             # What did not arrive is left to send again, also where this order asked for nothing.
-            again = [devices[at] for at in lost if devices[at] in rows]
-            left = self._residual(purpose, name, again, range(len(again)))
-            if left is not None:
-                self._write(purpose, name, again, left)
-            for device in devices:
-                rows.pop(device, None)
-        for name, value in stack.left.items():
-            table = own.get(name, name)
-            left = self._pasted(purpose, table, name, value, some, slice_)
-            self._write(purpose, table, devices, left)
-        for name, value in stack.sent.items():
-            table = own.get(name, name)
-            sent = self._pasted(SENT, table, name, value, some, slice_)
-            self._write(SENT, table, devices, sent)
-        self._last_sent_order |= dict(zip(devices, some.order.tolist(), strict=True))
+            again = some.take(lost & index.has(some.device))
+            yield purpose, (again.device, self._owed(purpose, names, again))
+        yield purpose, (some.device, self._pasted(purpose, left, some, slice_))
+        yield SENT, (some.device, self._pasted(SENT, sent, some, slice_))
+        self._forget([n for n in before if n not in sent], some.device)
 
     def _pasted(
-        self, purpose: str, table: str, name: str, value: Tensor, some: Remembered, slice_: Slice
-    ) -> Tensor:
-        """Return rows of a table with the values of a stack written where the slice lies."""
-        rows = self._read(purpose, table, some.device.tolist())
-        if rows is None:
-            rows = self._blanks(purpose, table, len(some))
-        at = place(name, slice_, self._task.blueprint, str(rows.device))
-        places = torch.from_numpy(some.place).to(value.device)
-        rows[(slice(None), *at)] = value.index_select(0, places)
+        self, purpose: str, values: Params, some: Remembered, slice_: Slice
+    ) -> dict[str, Tensor]:
+        """Return rows of tables with the values of a stack written where the slice lies."""
+        rows = _picked(values, some.place)
+        cut = [name for name, value in values.items() if not self._covers(name, value, slice_)]
+        onto: dict[str, Tensor] = {}
+        if purpose == OWN:
+            onto = self._read(OWN, cut, some.device)
+        elif purpose != SENT:  # what was sent before is over
+            onto = self._owed(purpose, cut, some)
+        for name in cut:
+            whole = onto[name] if name in onto else self._blanks(purpose, name, len(some))
+            at = place(_plain(name), slice_, self._task.blueprint, str(whole.device))
+            whole[(slice(None), *at)] = rows[name]
+            rows[name] = whole
         return rows
+
+    def _covers(self, name: str, value: Tensor, slice_: Slice) -> bool:
+        """Return whether a stack of tensors is the rows of a table: the slice has all of them."""
+        blank, at = self._blank(OWN, name), place(_plain(name), slice_, self._task.blueprint)
+        same = value.shape[1:] == blank.shape and value.dtype == blank.dtype
+        return same and all(isinstance(each, slice) for each in at)
 
     # -- tables
 
+    @cached_property
+    def _zeros(self) -> Params:
+        return {n: value.new_zeros(()).expand_as(value) for n, value in self._initial.items()}
+
     def _blank(self, purpose: str, name: str) -> Tensor:
         """Return what a device has that has no row: the initial model, and of all else nothing."""
-        plain, task = name.partition("@")[0], self._task
-        initial = task.params[plain] if plain in task.params else task.buffers[plain]
-        return initial if purpose == OWN else torch.zeros_like(initial)
+        return (self._initial if purpose == OWN else self._zeros)[_plain(name)]
 
     def _blanks(self, purpose: str, name: str, count: int) -> Tensor:
         blank = self._blank(purpose, name)
         return blank.repeat(count, *(1,) * blank.ndim)
 
-    def _table(self, purpose: str, name: str) -> dict[int, Tensor]:
-        return self._tables.setdefault(purpose, {}).setdefault(name, {})
+    def _read(self, purpose: str, names: Iterable[str], devices: Ints) -> dict[str, Tensor]:
+        """Return rows of tables, as new tensors; names of which no device has one are absent."""
+        tables, found = self._tables.get(purpose, {}), {}
+        for index, some in _together(tables, names):
+            rows = index.find(devices)
+            if rows is not None:
+                rows = rows.on(self._device)
+                for name in some:
+                    found[name] = tables[name].read(rows, self._blank(purpose, name))
+        return found
 
-    def _read(self, purpose: str, name: str, devices: Sequence[int]) -> Tensor | None:
-        """Return rows of a table, as new tensors; None if no device has one."""
-        table = self._tables.get(purpose, {}).get(name)
-        if not table:
-            return None
-        if not any(map(table.__contains__, devices)):
-            return None
-        blank = self._blank(purpose, name)
-        rows = [table.get(device, blank) for device in devices]
-        if blank.device.type != "cpu":  # rows in files are in the memory of the host
-            rows = [row.to(blank.device) for row in rows]
-        return torch.stack(rows)
+    def _write(self, purpose: str, stacks: Sequence[StackedRows]) -> None:
+        """Write rows of stacks of different devices: all of a name are one block of its table."""
+        in_file, tables = self._in_files, self._tables.setdefault(purpose, {})
+        writers: dict[str, list[int]] = {}
+        for number, (_, rows) in enumerate(stacks):
+            for name in rows:
+                writers.setdefault(name, []).append(number)
+        together: dict[tuple[RowIndex, tuple[int, ...]], list[str]] = {}
+        for name, numbers in writers.items():
+            key = tables.get(name, EMPTY_TABLE).index, tuple(numbers)
+            together.setdefault(key, []).append(name)
+        for (index, parts), names in together.items():
+            devices = np.concatenate([stacks[n][0] for n in parts])
+            row = sum(self._blank(OWN, name).nbytes for name in names)
+            change = index.written(devices, self._large // max(1, row)).on(self._device)
+            for name in names:
+                new = [stacks[n][1][name] for n in parts]
+                table = tables.get(name, EMPTY_TABLE)
+                tables[name] = table.changed(change, new, in_file=in_file)
 
-    def _write(self, purpose: str, name: str, devices: Sequence[int], values: Tensor) -> None:
-        rows = _in_file(values) if self._in_files else _separate(values)
-        self._table(purpose, name).update(zip(devices, rows, strict=True))
+    def _forget(self, names: Iterable[str], devices: Ints) -> None:
+        """Let devices have no rows of what they sent, of these names."""
+        tables = self._tables.get(SENT, {})
+        for index, some in _together(tables, names):
+            if index.has(devices).any():
+                change, in_file = index.without(devices).on(self._device), self._in_files
+                for name in some:
+                    tables[name] = tables[name].changed(change, (), in_file=in_file)
 
     @property
     def bytes(self) -> int:
         """The size of all tables, those in files included."""
-        tables = (rows for names in self._tables.values() for rows in names.values() if rows)
-        return sum(len(rows) * next(iter(rows.values())).nbytes for rows in tables)
+        tables = (table for names in self._tables.values() for table in names.values())
+        return sum(block.nbytes for table in tables for block in table.blocks)
+
+    @property
+    def _in_files(self) -> bool:
+        return self.bytes > self._limit
 
     # -- checkpoints
 
     def save(self) -> SavedStates:
-        """Return the states as they are now; rows are never written to, so none is copied."""
-        tables = {
-            purpose: {name: dict(rows) for name, rows in names.items()}
-            for purpose, names in self._tables.items()
-        }
-        return SavedStates(
-            tables, dict(self._choosers), dict(self._held), dict(self._last_sent_order)
-        )
+        """Return the states as they are now; tables are values, so none is copied."""
+        tables = {purpose: dict(names) for purpose, names in self._tables.items()}
+        return SavedStates(tables, dict(self._choosers), dict(self._held), self._last_sent_order)
 
     def restore(self, saved: SavedStates) -> None:
         """Go back to what `save` returned."""
-        self._tables = {
-            purpose: {name: dict(rows) for name, rows in names.items()}
-            for purpose, names in saved.tables.items()
-        }
+        self._tables = {purpose: dict(names) for purpose, names in saved.tables.items()}
         self._choosers, self._held = dict(saved.choosers), dict(saved.held)
-        self._last_sent_order = dict(saved.last_sent_order)
+        self._last_sent_order = saved.last_sent_order
 
 
-def _given(devices: Sequence[int], values: Sequence[T | None]) -> dict[int, T]:
+def _plain(name: str) -> str:
+    """Return the name in the model of a tensor that a width may have of its own."""
+    return name.partition("@")[0]
+
+
+def _together(
+    tables: Mapping[str, DeviceTable], names: Iterable[str]
+) -> Iterable[tuple[RowIndex, list[str]]]:
+    """Return the names that have tables, those whose rows lie alike together."""
+    found: dict[RowIndex, list[str]] = {}
+    for name in names:
+        if name in tables:
+            found.setdefault(tables[name].index, []).append(name)
+    return found.items()
+
+
+def _picked(values: Params, places: Ints) -> dict[str, Tensor]:
+    """Return the rows of stacks at these places; stacks themselves if that is all, in order."""
+    first = next(iter(values.values()), None)
+    if first is None or np.array_equal(places, np.arange(len(first))):
+        return dict(values)
+    index = on_device(places, first.device)
+    return {name: value.index_select(0, index) for name, value in values.items()}
+
+
+def _given(devices: Ints, values: tuple[T | None, ...]) -> dict[int, T]:
     """Return what there is, by device."""
-    pairs = zip(devices, values, strict=True)
+    if values.count(None) == len(values):
+        return {}
+    pairs = zip(devices.tolist(), values, strict=True)
     return {device: value for device, value in pairs if value is not None}
-
-
-def _separate(values: Tensor) -> tuple[Tensor, ...]:
-    """Return rows each of which has memory of its own, that goes when the row does."""
-    rows: Any = torch.unbind_copy(values)  # type: ignore[func-returns-value]
-    return tuple(rows)
-
-
-def _in_file(values: Tensor) -> tuple[Tensor, ...]:
-    """Return rows in a file that is mapped into memory; it goes when the last of them does."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        path = str(Path(folder) / "rows")
-        mapped = torch.from_file(path, shared=True, size=values.numel(), dtype=values.dtype)
-    return mapped.view(values.shape).copy_(values).unbind(0)

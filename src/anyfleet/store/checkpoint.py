@@ -225,6 +225,8 @@ def _misfit_of_fleet(fleet: SimulatedState, task: objectives.Task) -> str:
         return "its devices are not those of the task"
     if np.shape(missing) != np.shape(since) or len(missing) not in (0, task.devices):
         return "its batteries are not those of the devices"
+    if not fleet.states.fits(task):
+        return "what its devices keep is not of the task"
     return "" if fleet.under_way is None else _misfit_of_orders(fleet.under_way, fleet, task)
 
 
