@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from anyfleet.arrays import Arrays, Floats, Ints, alike, grouped, join, listed
+from anyfleet.arrays import Arrays, Floats, Ints, alike, among, grouped, join, listed
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +90,22 @@ def test_groups_have_equal_values_and_not_a_number_is_one() -> None:
     assert groups(one, np.array([7.0, 2.0, 8.0, 2.0])) == [[0], [1, 3], [2]]
     assert groups(np.full(3, np.nan)) == [[0, 1, 2]]
     assert groups(np.empty(0)) == []
+
+
+def test_numbers_far_apart_are_grouped_like_others() -> None:
+    far: Ints = np.array([10**15, -4, 10**15, 7, -4])
+    first, index = grouped(far, np.array([0, 1, 0, 1, 1]))
+    assert first.tolist() == [0, 1, 3]
+    assert index.tolist() == [0, 1, 0, 2, 1]
+    many = [np.arange(40) * (each + 1) for each in range(4)]
+    assert grouped(*many)[1].tolist() == list(range(40))
+
+
+def test_numbers_are_looked_for_among_others() -> None:
+    some: Ints = np.array([5, 1, 9, 4])
+    assert among(some, np.array([1, 4, 8])).tolist() == [False, True, False, True]
+    assert among(some, np.empty(0, dtype=np.int64)).tolist() == [False] * 4
+    assert among(some[:0], some).tolist() == []
 
 
 NUMBERS = st.lists(st.sampled_from([0.0, 1.0, -2.5, np.nan]), max_size=12)

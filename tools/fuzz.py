@@ -234,7 +234,7 @@ def _judged(found: Cohort | Replies, case: Case) -> str:
         return ACCEPTED
     samples = np.full(case.task.devices, case.task.size(1))
     screen = Screen.of(case.task, order.job, samples, Limits())
-    (refused,) = screen.refusals(IssuedOrders.of(order), found)
+    (refused,) = screen.check(IssuedOrders.of(order), found).reasons
     return refused.partition(":")[0] or ACCEPTED
 
 

@@ -16,6 +16,7 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 _INDEX = "index"
+_DENSE = 8  # numbers below this times their count are looked up in a table, not sorted
 
 
 def listed(index: str) -> Any:
@@ -43,6 +44,8 @@ class Arrays:
         """Return the given rows, in the given order; flags pick the rows that are true."""
         index = np.asarray(rows)
         if index.dtype == bool:
+            if index.all():
+                return self
             index = index.nonzero()[0]
         if len(index) == len(self) and (index == np.arange(len(index))).all():
             return self  # all of them; nothing is ever written into a struct
@@ -138,13 +141,13 @@ def join(batches: Sequence[B]) -> B:
     if len(batches) == 1:
         return first
     joined: dict[str, Any] = {}
-    for f in fields(first):
-        values = [getattr(batch, f.name) for batch in batches]
-        if _INDEX in f.metadata:
-            index = [getattr(batch, f.metadata[_INDEX]) for batch in batches]
-            joined[f.name], joined[f.metadata[_INDEX]] = _merged(values, index)
-        elif f.name not in joined:
-            joined[f.name] = _concatenate(values)
+    for name, numbers in _names(type(first)):
+        values = [batch.__dict__[name] for batch in batches]
+        if numbers:
+            index = [batch.__dict__[numbers] for batch in batches]
+            joined[name], joined[numbers] = _merged(values, index)
+        elif name not in joined:
+            joined[name] = _concatenate(values)
     return replace(first, **joined)
 
 
@@ -209,16 +212,32 @@ def grouped(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
 
     Combinations are numbered as they appear; NaN equals NaN.
     """
-    code = np.zeros(len(columns[0]), dtype=np.int64)
+    code, most = np.zeros(len(columns[0]), dtype=np.int64), 1
     for column in columns:
         if len(column) and not (column == column[0]).all():
-            values, number = np.unique(column, return_inverse=True)
-            code = code * len(values) + number
+            number, count = _numbered(column)
+            code, most = code * count + number, most * count
+            if most > _DENSE * len(code):
+                values, code = np.unique(code, return_inverse=True)
+                most = len(values)
     if not code.any():
         return np.arange(min(1, len(code))), code
-    _, first, index = np.unique(code, return_index=True, return_inverse=True)
-    appeared = np.argsort(first)
-    return first[appeared], np.argsort(appeared)[index]
+    rows = np.arange(len(code))
+    table = np.empty(most, dtype=np.int64)
+    table[code[::-1]] = rows[::-1]  # what is written last stays: the first row of each code
+    first = (table[code] == rows).nonzero()[0]
+    table[code[first]] = rows[: len(first)]
+    return first, table[code]
+
+
+def _numbered(column: NDArray[Any]) -> tuple[Ints, int]:
+    """Return numbers from 0 that are equal where values are, and a number above all of them."""
+    if column.dtype.kind == "i":
+        low, high = int(column.min()), int(column.max())
+        if high - low < _DENSE * len(column):  # nothing to sort
+            return column - low, high - low + 1
+    values, number = np.unique(column, return_inverse=True)
+    return number, len(values)
 
 
 def alike(*columns: NDArray[Any]) -> list[Ints]:
@@ -227,3 +246,12 @@ def alike(*columns: NDArray[Any]) -> list[Ints]:
     rows = np.arange(len(index)) if len(first) < 2 else index.argsort(kind="stable")
     ends = np.bincount(index).cumsum().tolist() if len(first) > 1 else [len(index)]
     return [rows[start:end] for start, end in pairwise([0, *ends]) if end > start]
+
+
+def among(values: Ints, ascending: Ints) -> Flags:
+    """Return which of the values are among others, which ascend."""
+    if not len(ascending):
+        return np.zeros(len(values), dtype=bool)
+    at = np.minimum(ascending.searchsorted(values), len(ascending) - 1)
+    found: Flags = ascending[at] == values
+    return found

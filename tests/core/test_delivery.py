@@ -106,8 +106,11 @@ def test_1_8_the_worked_example_through_the_servers_aggregation() -> None:
         asked.append(IssuedOrders.of(order))
         rows.append(came)
     issued = join(asked)
-    replied = RepliedOrders(issued, join(rows), no_charges(issued.order, 0.0))
-    updates = IncomingReplies(method.job(), task, 0).trained(replied, task.params)
+    job, nothing = method.job(), no_charges(issued.order, 0.0)
+    replied = RepliedOrders.of(
+        issued, join(rows), nothing, np.ones(3), job=job, blueprint=task.blueprint
+    )
+    updates = IncomingReplies(job, task, 0).trained(replied, task.params)
     change = updates.mean(np.ones(3))
     model = {name: task.params[name] + change[name] for name in task.params}
     expected = torch.tensor([7 / 3, 7 / 3, 3, 4])

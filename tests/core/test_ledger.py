@@ -15,6 +15,7 @@ from anyfleet.core.device_state import DeviceState
 from anyfleet.core.ledger import REPORTED, Ledger, LedgerWriter
 from anyfleet.core.messages import Charges, Devices, Kind, no_charges
 from anyfleet.core.orders import IssuedOrders
+from anyfleet.core.replies import RepliedOrders
 from anyfleet.core.slots import MEASURES
 from anyfleet.elastic import Slice, trace, width
 from anyfleet.methods import fedavg, heterofl
@@ -39,7 +40,7 @@ def ledger() -> LedgerWriter:
         group=np.zeros(8, dtype=int),
         column_width=np.ones(8),
     )
-    return LedgerWriter(devices, ORDERS.job, TASK.blueprint)
+    return LedgerWriter(devices, TASK.blueprint)
 
 
 def charges(orders: IssuedOrders, **spent: float) -> Charges:
@@ -52,19 +53,17 @@ def filled() -> Ledger:
     last, first, middle = (ISSUED.take([row]) for row in (2, 0, 1))
     reply = work(ORDERS.take([0]), (DeviceState(),), TASK).replies
     book.failed(last, charges(last), ("no battery",))
-    book.replied(
+    spent = charges(
         first,
-        reply,
-        charges(
-            first,
-            download_seconds=1.0,
-            compute_seconds=2.0,
-            upload_seconds=0.5,
-            upload_joules=0.25,
-            bits_down=64.0,
-        ),
-        ("",),
+        download_seconds=1.0,
+        compute_seconds=2.0,
+        upload_seconds=0.5,
+        upload_joules=0.25,
+        bits_down=64.0,
     )
+    job, blueprint = ORDERS.job, TASK.blueprint
+    came = RepliedOrders.of(first, reply, spent, np.ones(1), job=job, blueprint=blueprint)
+    book.replied(came, ("",))
     book.failed(middle, charges(middle, compute_seconds=4.0, compute_joules=3.0), ("died",))
     return book.close(round_index=6, now=9.0)
 

@@ -24,6 +24,7 @@ from anyfleet.core.screening import (
     most_at_first,
     not_finite,
     sound,
+    unsound,
 )
 from anyfleet.core.slots import Aggregate
 from anyfleet.core.stacks import Replies
@@ -558,6 +559,17 @@ def test_what_was_not_finite_before_may_stay_so() -> None:
     assert not_finite({"weight": torch.tensor([1.0, math.nan])}, old) == ["weight"]
     assert not_finite({"new@0.5": torch.tensor([math.inf])}, old) == ["new@0.5"]
     assert not_finite({"steps": torch.tensor(3)}, old) == []
+
+
+def test_a_model_and_a_state_are_unsound_only_if_they_became_so() -> None:
+    good, bad = torch.ones(2), torch.tensor([1.0, -math.inf])
+    steps = {"steps": torch.tensor(3), "phase": torch.ones(2, dtype=torch.complex64)}
+    old = {"mask": bad, "weight": good}
+    assert unsound([(old, old), ({**steps, "weight": good + 1}, old)], {"a": good}, None) == []
+    assert unsound([({**old, "weight": bad}, old)], None, None) == ["weight"]
+    assert unsound([({"weight": good * 2e19}, old)], None, None) == []  # its square is not finite
+    assert unsound([({"mask": bad.clone()}, old)], [bad], [bad]) == []
+    assert unsound([(old, old)], [bad], [good]) == ["the state of the aggregator"]
 
 
 def test_states_are_looked_into() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from anyfleet.arrays import Ints, distinct
+from anyfleet.core import ordered_stacks
 from anyfleet.core import stacks as module
 from anyfleet.core.messages import Params
 from anyfleet.core.stacks import Replies, Stack, lengths
@@ -193,6 +194,30 @@ def test_small_blocks_find_the_same(kind: str, block: int, monkeypatch: pytest.M
     monkeypatch.setattr(module, "_CACHED", block)
     for name, value in results(replace(found)).items():
         torch.testing.assert_close(value, expected[name], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("masks", [False, True], ids=["whole", "masked"])
+def test_large_slices_are_placed_tensor_by_tensor_with_the_same_bits(
+    masks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = updates_in_stacks("widths", 7, masks=masks)
+    expected = results(found)
+    monkeypatch.setattr(ordered_stacks, "_INDEXED", 0)
+    assert_same_bits(results(replace(found)), expected)
+
+
+def test_tensors_keep_the_types_that_they_have() -> None:
+    slices = some_slices("widths")[:3]
+    noise = torch.Generator().manual_seed(3)
+    trees = [tree_of(slice_, noise, torch.float64) for slice_ in slices]
+    halves = [{**tree, "0.bias": tree["0.bias"].half()} for tree in trees]
+    one, two = (
+        Updates.of(each, BLUEPRINT, slices=slices).mean(np.ones(3)) for each in (trees, halves)
+    )
+    assert {name for name, value in two.items() if value.dtype == torch.float16} == {"0.bias"}
+    for name, value in two.items():
+        tolerance = 1e-3 if name == "0.bias" else 0
+        torch.testing.assert_close(value.double(), one[name], rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("masks", [False, True], ids=["whole", "masked"])

@@ -37,7 +37,7 @@ def refusal(update: Replies, limits: Limits | None = None, kind: Kind = Kind.TRA
 
 def refusals(order: Cohort, replies: Replies, limits: Limits | None = None) -> list[str]:
     screen = Screen.of(TASK, order.job, DECLARED, limits or Limits())
-    return screen.refusals(IssuedOrders.of(order), replies)
+    return screen.check(IssuedOrders.of(order), replies).reasons
 
 
 def spoilt(tree: str, name: str, value: float) -> Replies:
@@ -198,6 +198,32 @@ def test_each_reply_is_checked_for_itself() -> None:
     nothing = UPDATE.with_contents(trees={"delta": {}})
     found = refusals(ORDER.take([0] * 4), join([UPDATE, bad, UPDATE, nothing]))
     assert found == ["", "not finite: 4.weight", "", ""]
+
+
+def test_sizes_are_those_of_the_updates_where_all_of_them_counts() -> None:
+    tree = UPDATE.trees_of(0)["delta"]
+    rows = {name: torch.zeros_like(value) for name, value in tree.items()}
+    masked, whole = UPDATE.with_contents(masks=rows), UPDATE.with_contents(trees={"weights": tree})
+    asked = IssuedOrders.of(ORDER.take([0] * 4))
+    screen = Screen.of(TASK, ORDER.job, DECLARED, Limits())
+    found = screen.check(asked, join([UPDATE, masked, spoilt("delta", "4.weight", 1e30), whole]))
+    entries = sum(value.numel() for value in tree.values())
+    assert found.reasons == [""] * 4
+    assert found.sizes[0] == pytest.approx(length(UPDATE) / math.sqrt(entries))
+    assert found.sizes[2] == pytest.approx(1e30 / math.sqrt(entries))
+    assert np.isnan(found.sizes).tolist() == [False, True, False, True]
+
+
+def test_reports_of_several_forms_are_checked_each() -> None:
+    replies = [
+        told({"own": (1.0, 2.0)}),
+        told({"own": 1.0}),
+        UPDATE,
+        told({"own": (1.0, -math.inf)}),
+    ]
+    found = refusals(MEASURING.take([0] * 5), join([*replies, told({"own": (3.0, 2e30)})]))
+    above = "report: own of 2e+30 is not in [-1e+30, 1e+30]"
+    assert found == ["", "", "", "not finite: own", above]
 
 
 def test_half_precision_and_double_are_judged_alike() -> None:

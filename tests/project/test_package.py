@@ -123,7 +123,7 @@ CORE = tuple(
         # the device
         "residuals reports choosing delivery client",
         # the server
-        "screening ledger planning replies seam server loop",
+        "screening replies ledger planning seam server loop",
     )
     for name in line.split()
 )

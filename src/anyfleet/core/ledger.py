@@ -3,17 +3,15 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyfleet.arrays import Arrays, Flags, Floats, Ints, join
-from anyfleet.core.message_size import received
-from anyfleet.core.messages import Charges, Devices, Hyperparameters
-from anyfleet.core.method import Job
+from anyfleet.core.messages import Charges, Devices
 from anyfleet.core.orders import IssuedOrders
-from anyfleet.core.stacks import Replies
+from anyfleet.core.replies import RepliedOrders
 from anyfleet.elastic import Blueprint, Slice, channel_share, trained_share, width
 
 # The numbers of a device's report that have a field. A part asks for them (`reports`).
@@ -116,6 +114,13 @@ class Ledger(Arrays):
         return _ledger({n: [np.nan if row[n] is None else row[n] for row in listed] for n in names})
 
 
+_NUMBERS: Mapping[str, type[Any]] = {
+    f.name: np.int64 if f.type is Ints else np.float64
+    for f in fields(Ledger)
+    if f.name not in _TEXTS
+}
+
+
 class _Entry(NamedTuple):
     """Orders that ended together."""
 
@@ -128,16 +133,15 @@ class _Entry(NamedTuple):
 class LedgerWriter:
     """The rows of a round while it is open."""
 
-    def __init__(self, devices: Devices, job: Job, blueprint: Blueprint) -> None:
-        self._devices, self._job, self._blueprint = devices, job, blueprint
+    def __init__(self, devices: Devices, blueprint: Blueprint) -> None:
+        self._devices, self._blueprint = devices, blueprint
         self._entries: list[_Entry] = []
 
-    def replied(
-        self, orders: IssuedOrders, replies: Replies, charges: Charges, failures: Sequence[str]
-    ) -> None:
+    def replied(self, replied: RepliedOrders, failures: Sequence[str]) -> None:
         """Add orders whose replies arrived; a failure says why a reply does not count, or is ""."""
-        told = {name: replies.reported(name) for name in REPORTED} | self._results(orders, replies)
-        self._entries.append(_Entry(orders, charges, tuple(failures), told))
+        reports = replied.replies.reports
+        told = {name: reports.number(name) for name in REPORTED} | self._results(replied)
+        self._entries.append(_Entry(replied.orders, replied.charges, tuple(failures), told))
 
     def failed(self, orders: IssuedOrders, charges: Charges, failures: Sequence[str]) -> None:
         """Add orders that no replies will come to."""
@@ -152,51 +156,57 @@ class LedgerWriter:
         orders = join([each.orders for each in entries])
         charges = join([each.charges for each in entries])
         told = {
-            name: np.concatenate([each.told[name] for each in entries])
-            for name in (*REPORTED, *_RESULT)
+            name: np.concatenate([each.told[name] for each in entries]) for name in entries[0].told
         }
-        facts = self._facts(orders.slices)
         ended = charges.began + (
             charges.download_seconds + charges.compute_seconds + charges.upload_seconds
         )
         columns: dict[str, Any] = {
-            **{f.name: getattr(charges, f.name) for f in fields(charges)},
-            **{f.name: getattr(orders.hyperparameters, f.name) for f in fields(Hyperparameters)},
+            **vars(charges),
+            **vars(orders.hyperparameters),
             **{name: getattr(orders, name) for name in _ORDERED},
-            **{name: values[orders.slice_index] for name, values in facts.items()},
+            **self._facts(orders.slices, orders.slice_index),
             **told,
             "round_index": np.full(len(orders), round_index),
             "issued_round": orders.round_index,
             "level": self._devices.level[orders.device],
             "kind": tuple(orders.kind.tolist()),
             "wait_seconds": np.maximum(0.0, now - ended),
-            "failure": tuple(reason for each in entries for reason in each.failures),
+            "failure": tuple(chain.from_iterable(each.failures for each in entries)),
         }
         return _ledger(columns).take(np.argsort(orders.order, kind="stable"))
 
-    def _results(self, orders: IssuedOrders, replies: Replies) -> dict[str, Floats]:
+    def _results(self, replied: RepliedOrders) -> dict[str, Floats]:
         """Return the facts about training results; NaN for replies of another kind."""
-        came, trained = received(orders, replies, self._job, self._blueprint), replies.trained
-        channels, shares = (
-            np.array([fact(each, self._blueprint) for each in came.slices])[came.slice_index]
-            for fact in (channel_share, trained_share)
-        )
-        facts = zip(_RESULT, (came.sent_fraction, channels, shares), strict=True)
-        return {name: np.where(trained, values, np.nan) for name, values in facts}
+        shares = self._facts(replied.slices, replied.slice_index)
+        facts = {"measured_sent_fraction": replied.sent_fraction, **shares}
+        return {n: np.where(replied.replies.trained, facts[n], np.nan) for n in _RESULT}
 
-    def _facts(self, slices: Sequence[Slice]) -> dict[str, NDArray[Any]]:
-        """Return what the ledger says of slices: an array each."""
-        return {
-            "slice_width": np.array([width(each, self._blueprint) for each in slices]),
-            "first_trained_layer": np.array([each.first_trained_layer for each in slices]),
-            "parameters": np.array([_parameters(each, self._blueprint) for each in slices]),
-        }
+    def _facts(self, slices: Sequence[Slice], index: Ints) -> dict[str, Floats]:
+        """Return what the ledger says of the slices with these numbers: an array each."""
+        facts = np.array([_facts_of(each, self._blueprint) for each in slices])
+        return dict(zip(_SliceFacts._fields, facts.reshape(-1, 5)[index].T, strict=True))
+
+
+class _SliceFacts(NamedTuple):
+    """What the ledger says of a slice."""
+
+    slice_width: float
+    first_trained_layer: int
+    parameters: int
+    channel_share: float
+    trained_share: float
 
 
 @lru_cache(maxsize=4096)
-def _parameters(slice_: Slice, blueprint: Blueprint) -> int:
-    """Return how many parameters a slice has."""
-    return blueprint.local(slice_).numel()
+def _facts_of(slice_: Slice, blueprint: Blueprint) -> _SliceFacts:
+    return _SliceFacts(
+        slice_width=width(slice_, blueprint),
+        first_trained_layer=slice_.first_trained_layer,
+        parameters=blueprint.local(slice_).numel(),
+        channel_share=channel_share(slice_, blueprint),
+        trained_share=trained_share(slice_, blueprint),
+    )
 
 
 def known(values: Floats) -> Floats:
@@ -205,11 +215,8 @@ def known(values: Floats) -> Floats:
 
 
 def _ledger(values: Mapping[str, Any]) -> Ledger:
-    made: dict[str, Any] = {}
-    for f in fields(Ledger):
-        given = values[f.name]
-        number = np.int64 if f.type is Ints else np.float64
-        made[f.name] = tuple(given) if f.name in _TEXTS else np.asarray(given, dtype=number)
+    made: dict[str, Any] = {name: tuple(values[name]) for name in _TEXTS}
+    made |= {name: np.asarray(values[name], dtype=number) for name, number in _NUMBERS.items()}
     return Ledger(**made)
 
 

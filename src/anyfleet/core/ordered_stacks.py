@@ -7,11 +7,14 @@ trained together. Updates whose slices nobody else has (an extraction that draws
 are in one ordered stack for each shape of slice, so that none is a single device among thousands.
 
 Everything here is done a block at a time: no temporary tensor is larger than one tensor of a stack.
+Sums are made for all tensors of a slice side by side, and placed in the whole model together.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -20,14 +23,64 @@ from torch import Tensor
 
 from anyfleet.arrays import Floats, Ints, alike, distinct
 from anyfleet.core.messages import Params
-from anyfleet.core.stacks import Stack, block_numbers, flattened, joint, lengths, row_blocks
+from anyfleet.core.stacks import (
+    Stack,
+    block_numbers,
+    flattened,
+    joint,
+    lengths,
+    row_blocks,
+    row_lengths,
+)
 from anyfleet.elastic import Blueprint, Slice, place
+from anyfleet.elastic.plain_tensors import plain_tensors
 from anyfleet.elastic.slicing import indices_along
 
+_INDEXED = 1 / 64  # of a block: up to so many entries of a slice the position of each is kept
 
+
+@lru_cache(maxsize=4096)
 def base(name: str) -> str:
     """Return the name in the blueprint of a tensor that the server keeps per width."""
     return name.partition("@")[0]
+
+
+class WholeModel(NamedTuple):
+    """Tensors of the whole model, flat and side by side."""
+
+    names: tuple[str, ...]
+    shapes: dict[str, tuple[int, ...]]
+    spans: dict[str, slice]  # where each of them lies
+    entries: int
+
+    def part(self, flat: Tensor, name: str) -> Tensor:
+        """Return the tensor of a name, a view of all of them."""
+        return flat[self.spans[name]].view(self.shapes[name])
+
+    def split(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return all tensors by name, views of all of them."""
+        return {name: self.part(flat, name) for name in self.names}
+
+
+@lru_cache(maxsize=64)
+def whole_model(names: tuple[str, ...], blueprint: Blueprint) -> WholeModel:
+    """Return where the tensors of these names lie, side by side."""
+    shapes = {name: blueprint.shape(base(name)) for name in names}
+    ends = [0, *accumulate(map(prod, shapes.values()))]
+    spans = dict(zip(names, map(slice, ends, ends[1:]), strict=True))
+    return WholeModel(names, shapes, spans, ends[-1])
+
+
+@lru_cache(maxsize=32)
+def _positions(
+    own: tuple[str, ...], names: tuple[str, ...], slice_: Slice, blueprint: Blueprint, device: str
+) -> Tensor:
+    """Return where the tensors `own` of a slice lie among those of the whole model, all flat."""
+    whole = whole_model(names, blueprint)
+    with plain_tensors():
+        every = torch.arange(whole.entries, device=device)
+        places = ((name, place(base(name), slice_, blueprint, device)) for name in own)
+        return torch.cat([whole.part(every, name)[where].flatten() for name, where in places])
 
 
 class _Run(NamedTuple):
@@ -39,7 +92,7 @@ class _Run(NamedTuple):
 
     def of(self, value: Tensor) -> Tensor:
         """Return these places of a tensor of the stack; the tensor itself where they are all."""
-        if self.stop - self.start == len(value):
+        if self.stop - self.start == value.shape[0]:
             return value
         return value[self.start : self.stop]
 
@@ -65,27 +118,33 @@ class OrderedStack:
         return self.runs[0].stack.trees["delta"]
 
     @cached_property
-    def masked(self) -> tuple[str, ...]:
-        """The tensors of which rows may have trained only some entries."""
-        masks = self.runs[0].stack.masks
-        return tuple(name for name in self.tree if base(name) in masks) if masks else ()
+    def masks(self) -> dict[str, Tensor]:
+        """Which entries each row trained, [rows, entries]; of an absent tensor it trained all."""
+        found = {}
+        for name, value in self.tree.items() if self.runs[0].stack.masks else ():
+            if base(name) in self.runs[0].stack.masks:
+                parts = [run.of(run.stack.masks[base(name)]) for run in self.runs]
+                flags = (parts[0] if len(parts) == 1 else torch.cat(parts)) > 0
+                found[name] = flattened(flags.expand(-1, *value.shape[1:])).to(value.device)
+        return found
 
     @cached_property
     def joint(self) -> Tensor | None:
         """All changes side by side, [rows, entries], 0 where not trained; None if it were large."""
         first = next(iter(self.tree.values()), None)
-        entries = sum(value[0].numel() for value in self.tree.values())
-        if first is None or len(self.rows) * entries > block_numbers(first):
+        if first is None or len(self.rows) * sum(self.sizes.values()) > block_numbers(first):
             return None
-        came = {name: self._came(name) for name in self.tree}
-        for name in self.masked:
-            came[name] = masked(flattened(came[name]), self.mask(name))
+        alone = len(self.runs) == 1 and len(self.rows) == first.shape[0]
+        came = dict(self.tree) if alone else {name: self._came(name) for name in self.tree}
+        for name, mask in self.masks.items():
+            came[name] = came[name] * mask.view(came[name].shape)
         together = joint(came)
         return None if together is None else self._scaled(together)
 
-    def whole(self, name: str) -> Tensor:
-        """Return a tensor of zeros like those of a name, in the shape of the whole model."""
-        return self.tree[name].new_zeros(self.blueprint.shape(base(name)))
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """The number of entries of every tensor."""
+        return {name: value.shape[1:].numel() for name, value in self.tree.items()}
 
     # -- tensors, [rows, entries]
 
@@ -93,68 +152,55 @@ class OrderedStack:
         """Return the change of a tensor; entries that were not trained may be anything."""
         return self._scaled(flattened(self._came(name)))
 
+    def _trained(self, name: str) -> Tensor:
+        """Return the change of a tensor, 0 where it was not trained."""
+        return masked(self.values(name), self.masks.get(name))
+
     def _came(self, name: str) -> Tensor:
         """Return a tensor as it came, [rows, …]."""
-        parts = [run.of(run.stack.trees["delta"][name]) for run in self.runs]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        if len(self.runs) == 1:
+            return self.runs[0].of(self.tree[name])
+        return torch.cat([run.of(run.stack.trees["delta"][name]) for run in self.runs])
 
     def _scaled(self, found: Tensor) -> Tensor:
         """Return the rows of a tensor times their factors."""
         if (self.factors == 1).all():
             return found
-        scaled, factors = torch.empty_like(found), torch.from_numpy(self.factors).to(found.device)
+        factors = torch.from_numpy(self.factors).to(found.device, non_blocking=True)
+        scaled = torch.empty_like(found)
         for some in row_blocks(len(found), found):
             scaled[some] = (found[some].double() * factors[some, None]).to(found)
         return scaled
-
-    def mask(self, name: str) -> Tensor | None:
-        """Return 1 where a tensor was trained and 0 where not; None: all of it was."""
-        if base(name) not in self.runs[0].stack.masks:
-            return None
-        shape = self.tree[name].shape[1:]
-        parts = [run.of(run.stack.masks[base(name)]) for run in self.runs]
-        mask = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return flattened(mask.expand(-1, *shape)).to(self.tree[name].device)
 
     # -- one number for each row
 
     def norms(self) -> list[Tensor]:
         """Return lengths [rows] of pieces of what each row trained: of all of it, if it is one."""
         if self.joint is not None:
-            return [lengths({"": self.joint})]
-        return [self.lengths(name) for name in self.tree]
+            return [row_lengths(self.joint)]
+        return [lengths({name: self._trained(name)}) for name in self.tree]
 
-    def lengths(self, name: str) -> Tensor:
-        """Return the Euclidean length of what each row trained of a tensor."""
-        values, mask = self.values(name), self.mask(name)
-        found = [
-            lengths({name: _masked(values, mask, some)}) for some in row_blocks(len(values), values)
-        ]
-        return torch.cat(found)
-
-    def counts(self, name: str) -> Tensor:
-        """Return how many entries of a tensor that is masked each row trained."""
-        mask = self.mask(name)
-        assert mask is not None
-        return (mask > 0).sum(dim=1, dtype=torch.float64)
+    def counts(self) -> list[Tensor]:
+        """Return how many entries each row trained of every tensor that is masked, [rows]."""
+        return [mask.sum(dim=1, dtype=torch.float64) for mask in self.masks.values()]
 
     def lengths_of(self, name: str, value: Tensor) -> Tensor:
         """Return the length of a tensor of the whole model, over what each row trained of it."""
-        mask = self.mask(name)
+        mask = self.masks.get(name)
         if mask is None and self.shared:
             return lengths({name: self._cut(name, value)}).expand(len(self.rows))
         found = []
         for some in row_blocks(len(self.rows), self.tree[name]):
             part = self._cut(name, value, some)
-            found.append(lengths({name: part if mask is None else part * mask[some].to(part)}))
+            found.append(lengths({name: masked(part, None if mask is None else mask[some])}))
         return torch.cat(found)
 
     def dots(self, name: str, value: Tensor) -> Tensor:
         """Return the inner product of each row's change with a tensor of the whole model."""
-        values, mask = self.values(name), self.mask(name)
+        values = self._trained(name)
         return torch.cat(
             [
-                (_masked(values, mask, some).double() * self._cut(name, value, some)).sum(dim=1)
+                (values[some].double() * self._cut(name, value, some)).sum(dim=1)
                 for some in row_blocks(len(values), values)
             ]
         )
@@ -163,58 +209,80 @@ class OrderedStack:
         """Return what rows have of a tensor of the whole model; one row if all have the same."""
         if self.shared:
             return value[self._place(name, value)].reshape(1, -1)
-        at = self._positions(name, some)
+        at = self._own_positions(name, some)
         return value.flatten().index_select(0, at.flatten()).view(at.shape)
 
     # -- one number for each coordinate
 
     @property
     def together(self) -> bool:
-        """Whether all rows trained the same coordinates, and their sums are `sums`."""
-        return self.shared and not self.masked and self.joint is not None
+        """Whether all rows trained the same coordinates."""
+        return self.shared and not self.masks
 
-    def sums(self, weights: Floats) -> dict[str, Tensor]:
-        """Return the weighted sums of all tensors, in the coordinates of the slice.
+    def sums(self, weights: Tensor) -> Tensor:
+        """Return the weighted sums of all changes, side by side, for rows of one slice."""
+        if self.joint is not None:
+            return weighted_sum(self.joint, weights)
+        return torch.cat([weighted_sum(self._trained(name), weights) for name in self.tree])
 
-        {} unless all rows have one slice and `joint` is there.
+    def masses(self, names: tuple[str, ...], weights: Tensor, total: float) -> Tensor:
+        """Return the sums of the weights of those who trained each entry, for rows of one slice.
+
+        `total` is the sum of all weights.
         """
-        if not self.shared or self.joint is None:
-            return {}
-        shapes = [value.shape[1:] for value in self.tree.values()]
-        flat = weighted_sum(self.joint, torch.from_numpy(weights).to(self.joint))
-        parts = torch.split(flat, [shape.numel() for shape in shapes])
-        each = zip(self.tree, parts, shapes, strict=True)
-        return {name: part.view(shape) for name, part, shape in each}
+        sizes = [self.sizes[name] for name in names]
+        found = weights.new_full((sum(sizes),), total)
+        parts = dict(zip(names, found.split_with_sizes(sizes), strict=True))
+        for name in self.masks.keys() & parts.keys():
+            weighted_sum(self.masks[name], weights, out=parts[name])
+        return found
 
-    def placed(self, name: str, value: Tensor) -> Tensor:
-        """Return a tensor of the slice of all rows in the whole model, zero besides."""
-        if not self.slices[0].keep:
-            return value
-        target = self.whole(name)
-        target[self._place(name, target)] = value
-        return target
+    def add_sums(self, target: Tensor, whole: WholeModel, weights: Tensor) -> None:
+        """Add the weighted sums of all changes to the whole model, in place."""
+        if self.shared and self.tree:
+            self._put(target, whole, tuple(self.tree), self.sums(weights))
+            return
+        for name in self.tree:
+            self._scatter(whole.part(target, name), name, self._trained(name), weights)
 
-    def put(self, target: Tensor, name: str, value: Tensor) -> None:
-        """Add a tensor of the slice of all rows to one of the whole model, in place."""
-        target[self._place(name, target)] += value
+    def add_masses(
+        self, target: Tensor, whole: WholeModel, weights: Tensor, known: Floats | Ints
+    ) -> None:
+        """Add to each coordinate of the whole model the weights of who trained it, in place.
 
-    def add(self, target: Tensor, name: str, what: Tensor | None, weights: Floats | Ints) -> None:
-        """Add to a tensor of the whole model, in place, the weighted sum of [rows, entries].
-
-        Without `what`, the weights alone are added where a row has the coordinate.
+        `known` are the weights on the host.
         """
-        if self.shared and what is None:
-            target[self._place(name, target)] += weights.sum().item()
+        names = tuple([name for name in self.tree if name in whole.spans])
+        if self.shared and names:
+            masses = self.masses(names, weights, known.sum().item())
+            self._put(target, whole, names, masses)
             return
-        shares = torch.from_numpy(weights).to(target)
-        if self.shared:
-            assert what is not None
-            self.put(target, name, weighted_sum(what, shares).view(self.tree[name].shape[1:]))
-            return
+        for name in names:
+            self._scatter(whole.part(target, name), name, self.masks.get(name), weights)
+
+    def _put(
+        self, target: Tensor, whole: WholeModel, names: tuple[str, ...], values: Tensor
+    ) -> None:
+        """Add tensors of the slice of all rows, side by side, to the whole model, in place."""
+        slice_, on = self.slices[0], str(values.device)
+        if not slice_.keep and whole.names == names:
+            target += values
+        elif len(values) <= _INDEXED * block_numbers(values):
+            # No position is there twice, so that there is only one order to add in.
+            at = _positions(names, whole.names, slice_, self.blueprint, on)
+            target.index_add_(0, at, values)
+        else:
+            parts = values.split_with_sizes([self.sizes[name] for name in names])
+            for name, part in zip(names, parts, strict=True):
+                own = whole.part(target, name)
+                own[self._place(name, own)] += part.view(self.tree[name].shape[1:])
+
+    def _scatter(self, target: Tensor, name: str, what: Tensor | None, weights: Tensor) -> None:
+        """Add [rows, entries] times their weights, or weights alone, where each row's slice is."""
         flat = target.view(-1)
         for some in row_blocks(len(self.rows), self.tree[name]):
-            at, own = self._positions(name, some), shares[some, None]
-            _scatter(flat, at, own.expand_as(at) if what is None else what[some].to(own) * own)
+            at, own = self._own_positions(name, some), weights[some, None]
+            _add_at(flat, at, own.expand_as(at) if what is None else what[some].to(own) * own)
 
     def _place(self, name: str, like: Tensor) -> tuple[slice | Tensor, ...]:
         return place(base(name), self.slices[0], self.blueprint, str(like.device))
@@ -224,7 +292,7 @@ class OrderedStack:
         device = str(self.tree[name].device)
         return indices_along(base(name), self.slices, self.blueprint, device)
 
-    def _positions(self, name: str, some: slice) -> Tensor:
+    def _own_positions(self, name: str, some: slice) -> Tensor:
         """Return where the entries of some rows lie in the flat tensor of the whole model."""
         shape, rows = self.blueprint.shape(base(name)), len(range(len(self.rows))[some])
         at = torch.zeros(rows, 1, dtype=torch.int64, device=self.tree[name].device)
@@ -266,8 +334,9 @@ def ordered_stacks(
     if len(stacks) == len(slices) == 1 and len(places):
         every, runs = np.arange(len(places)), _runs(stack_index, places, stacks)
         return (OrderedStack(every, tuple(slices), runs, factors, blueprint),)
-    used, kind = np.unique(stack_index, return_inverse=True)
-    kinds = distinct([_kind(stacks[number]) for number in used])[1][kind]
+    used, kinds = np.bincount(stack_index).nonzero()[0], np.zeros(len(stacks), dtype=np.int64)
+    kinds[used] = distinct([_kind(stacks[number]) for number in used.tolist()])[1]
+    kinds = kinds[stack_index]
     different, number = distinct(slices)
     label = kinds * max(1, len(different)) + number[slice_index]
     label = _with_those_alone(label, kinds, different, number[slice_index])
@@ -276,7 +345,7 @@ def ordered_stacks(
         mine = number[slice_index[own]]
         shared = mine[:1] if (mine == mine[0]).all() else mine
         runs = _runs(stack_index[own], places[own], stacks)
-        several = tuple(different[each] for each in shared.tolist())
+        several = tuple([different[each] for each in shared.tolist()])
         found.append(OrderedStack(own, several, runs, factors[own], blueprint))
     return tuple(found)
 
@@ -284,13 +353,12 @@ def ordered_stacks(
 def _kind(stack: Stack) -> tuple[object, ...]:
     """Return a key that is equal for stacks whose tensors can be put together."""
     tree = stack.trees.get("delta", {})
-    return *((name, value.shape[1:]) for name, value in tree.items()), frozenset(stack.masks)
+    return *[(name, value.shape[1:]) for name, value in tree.items()], frozenset(stack.masks)
 
 
 def _with_those_alone(label: Ints, kinds: Ints, slices: Sequence[Slice], number: Ints) -> Ints:
     """Return the labels, but one and the same for all lonely rows whose slices have one shape."""
-    _, inverse, count = np.unique(label, return_inverse=True, return_counts=True)
-    lonely = np.flatnonzero(count[inverse] == 1)
+    lonely = np.flatnonzero(np.bincount(label)[label] == 1)
     if len(lonely) < 2:
         return label
     shapes = [
@@ -304,13 +372,11 @@ def _with_those_alone(label: Ints, kinds: Ints, slices: Sequence[Slice], number:
 
 def _runs(stack_index: Ints, places: Ints, stacks: Sequence[Stack]) -> tuple[_Run, ...]:
     """Return where rows are, with neighbours together."""
-    breaks = np.flatnonzero((np.diff(stack_index) != 0) | (np.diff(places) != 1)) + 1
-    starts = np.concatenate([[0], breaks])
-    ends = np.append(starts[1:], len(places)) - 1
-    triples = zip(
-        stack_index[starts].tolist(), places[starts].tolist(), places[ends].tolist(), strict=True
-    )
-    return tuple(_Run(stacks[number], first, last + 1) for number, first, last in triples)
+    apart = (stack_index[1:] != stack_index[:-1]) | (places[1:] != places[:-1] + 1)
+    bounds = [0, *(apart.nonzero()[0] + 1).tolist(), len(places)]
+    numbers, firsts = stack_index[bounds[:-1]].tolist(), places[bounds[:-1]].tolist()
+    each = zip(numbers, firsts, pairwise(bounds), strict=True)
+    return tuple(_Run(stacks[number], at, at + end - start) for number, at, (start, end) in each)
 
 
 # --- several slices, coordinate by coordinate -------------------------------------------------
@@ -359,7 +425,8 @@ class Aligned:
 
         The change is 0 where it was not trained.
         """
-        tensors = [(stack.values(self.name), stack.mask(self.name)) for stack in self.stacks]
+        name = self.name
+        tensors = [(stack.values(name), stack.masks.get(name)) for stack in self.stacks]
         width = max(1, block_numbers(tensors[0][0]) // len(self.rows))
         for start in range(0, self.entries, width):
             part = slice(start, min(start + width, self.entries))
@@ -377,10 +444,10 @@ class Aligned:
     ) -> tuple[Tensor, Tensor]:
         if self.alike:
             own = values[:, part]
-            flags = own.new_ones((1, 1), dtype=torch.bool) if mask is None else mask[:, part] > 0
+            flags = own.new_ones((1, 1), dtype=torch.bool) if mask is None else mask[:, part]
             return own, flags
         entry, there = stack.found_at(self.name, part.start, part.stop)
-        trained = there if mask is None else there & (_taken(mask, entry) > 0)
+        trained = there if mask is None else there & _taken(mask, entry)
         return _taken(values, entry), trained
 
     def placed(self, flat: Tensor) -> Tensor:
@@ -404,14 +471,14 @@ def _taken(values: Tensor, entry: Tensor) -> Tensor:
 # --- reductions of [rows, entries] ------------------------------------------------------------
 
 
-def weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
+def weighted_sum(values: Tensor, weights: Tensor, out: Tensor | None = None) -> Tensor:
     """Return the sum of rows times their weights, in the precision of the weights.
 
     The products are laid out row by row whatever the layout of the values, and no matrix product
     is used: the sum has the same bits for the same numbers.
     """
     rows, entries = values.shape
-    found = weights.new_empty(entries)
+    found = weights.new_empty(entries) if out is None else out
     width = max(1, min(block_numbers(weights) // rows, entries))
     products = weights.new_empty(rows * width)
     for start in range(0, entries, width):
@@ -424,14 +491,10 @@ def weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
 
 def masked(values: Tensor, mask: Tensor | None) -> Tensor:
     """Return values with 0 where they were not trained."""
-    return values if mask is None else values * mask.to(values)
+    return values if mask is None else values * mask
 
 
-def _masked(values: Tensor, mask: Tensor | None, some: slice) -> Tensor:
-    return masked(values[some], None if mask is None else mask[some])
-
-
-def _scatter(target: Tensor, at: Tensor, values: Tensor) -> None:
+def _add_at(target: Tensor, at: Tensor, values: Tensor) -> None:
     """Add values at positions that may repeat, in place and in the order of the values."""
     if target.is_cuda:
         # This sorts the positions; adding as the threads come would not give the same bits twice.

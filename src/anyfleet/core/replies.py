@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyfleet.arrays import Arrays, Ints, alike, distinct
-from anyfleet.core.message_size import Received, received
-from anyfleet.core.messages import Charges, Params
+from anyfleet.arrays import Arrays, Floats, Ints, alike, distinct, listed
+from anyfleet.core.message_size import received
+from anyfleet.core.messages import Charges, Params, no_charges
 from anyfleet.core.method import Job
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import IssuedOrders
@@ -22,11 +22,38 @@ from anyfleet.elastic import Blueprint, Slice, cut
 
 @dataclass(frozen=True, eq=False)
 class RepliedOrders(Arrays):
-    """Orders, the replies to them, and what they cost; one row each."""
+    """Orders, the replies to them, what they cost and what came in; one row each."""
 
     orders: IssuedOrders
     replies: Replies
     charges: Charges
+    sizes: Floats  # root mean square of each change; NaN: not measured yet
+    sent_fraction: Floats  # the bits of each reply over those of an uncompressed one, 1 at most
+    slice_index: Ints  # the number of the slice that came in: a link may have cut it
+    slices: tuple[Slice, ...] = listed("slice_index")
+
+    @classmethod
+    def of(
+        cls,
+        orders: IssuedOrders,
+        replies: Replies,
+        charges: Charges,
+        sizes: Floats,
+        *,
+        job: Job,
+        blueprint: Blueprint,
+    ) -> "RepliedOrders":
+        """Return orders with their replies, charges and sizes, and the slices that came in."""
+        came = received(orders, replies, job, blueprint)
+        told = sizes, came.sent_fraction, came.slice_index, came.slices
+        return cls(orders, replies, charges, *told)
+
+    @classmethod
+    def none(cls) -> "RepliedOrders":
+        """Return no orders."""
+        orders, numbers = IssuedOrders.none(), np.empty(0)
+        charges, index = no_charges(orders.order, 0.0), np.empty(0, dtype=np.int64)
+        return cls(orders, Replies.none(), charges, numbers, numbers, index, ())
 
     @cached_property
     def statuses(self) -> OrderStatuses:
@@ -52,20 +79,16 @@ class IncomingReplies:
 
     def _gathered(self, replied: RepliedOrders, current: Params, trees: tuple[str, ...]) -> Updates:
         """Return the updates that the trees of these replies amount to."""
-        orders, replies, blueprint = replied.orders, replied.replies, self.task.blueprint
-        came = received(orders, replies, self.job, blueprint)
         return Updates.stacked(
-            self._changed(replied, came, current, trees),
-            blueprint,
-            slices=came.slices,
-            slice_index=came.slice_index,
-            staleness=self.round_index - orders.round_index,
-            sent_fraction=came.sent_fraction,
+            self._changed(replied, current, trees),
+            self.task.blueprint,
+            slices=replied.slices,
+            slice_index=replied.slice_index,
+            staleness=self.round_index - replied.orders.round_index,
+            sent_fraction=replied.sent_fraction,
         )
 
-    def _changed(
-        self, replied: RepliedOrders, came: Received, current: Params, trees: tuple[str, ...]
-    ) -> Replies:
+    def _changed(self, replied: RepliedOrders, current: Params, trees: tuple[str, ...]) -> Replies:
         """Return the replies with one tree, "delta": how each changes the server's current model.
 
         It has the names that the server has: those of a width's own normalisation follow the slice
@@ -74,20 +97,23 @@ class IncomingReplies:
         orders, replies = replied.orders, replied.replies
         norm, blueprint = self.job.norm, self.task.blueprint
         names = [tuple(norm.own_names(blueprint, each).items()) for each in orders.slices]
+        sent = [next((e for e in trees if s.trees.get(e)), "") for s in replies.stacks]
+        if not any(names) and all(tree == "delta" for tree in sent):
+            return replies
         _, renaming = distinct(names)
         stacks: list[Stack] = []
         index, place = replies.stack_index.copy(), replies.place.copy()
         for rows in alike(replies.stack_index, renaming[orders.slice_index]):
-            stack = replies.stacks[int(replies.stack_index[rows[0]])]
+            number = int(replies.stack_index[rows[0]])
+            stack, tree = replies.stacks[number], sent[number]
             own = dict(names[int(orders.slice_index[rows[0]])])
-            tree = next(each for each in trees if stack.trees.get(each))
             if tree != "delta" or own:
                 stack = stack.take(replies.place[rows])
                 place[rows] = np.arange(len(rows))
                 values = stack.trees[tree]
                 if tree != "delta":
                     mine = {name: current[own.get(name, name)] for name in values}
-                    old = _cuts(mine, came.slices, came.slice_index[rows], blueprint)
+                    old = _cuts(mine, replied.slices, replied.slice_index[rows], blueprint)
                     values = {name: value - old[name] for name, value in values.items()}
                 delta = {own.get(name, name): value for name, value in values.items()}
                 stack = replace(stack, trees={"delta": delta}, symbols=None)

@@ -7,7 +7,7 @@ check withstands.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -20,14 +20,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from anyfleet.arrays import Flags, Floats, Ints, alike
+from anyfleet.arrays import Flags, Floats, Ints, alike, among, distinct
 from anyfleet.core.limits import Limits
 from anyfleet.core.messages import Conditions, Kind, Params
 from anyfleet.core.method import Job
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import IssuedOrders
 from anyfleet.core.slots import MEASURES
-from anyfleet.core.stacks import Replies, Reported, Stack, lengths
+from anyfleet.core.stacks import Replies, Reported, Stack, fetched, gathered
 from anyfleet.elastic import Blueprint
 
 SETTLED = 3  # devices of which update sizes are known before a median says what is usual
@@ -43,6 +43,7 @@ LONGEST_NAME = 100  # characters
 # Numbers of a report that every device has, at least 0; others are NaN where nothing was measured.
 _ALWAYS = frozenset({"norm", "distortion"})
 _TRAINING = (Kind.TRAIN, Kind.HOLD, Kind.FETCH)
+_NEGATIVE = "negative variances"  # among facts, where others are named like trees
 
 
 # --- single replies ---------------------------------------------------------------------------
@@ -63,80 +64,78 @@ class Screen:
         """Return the checks for the replies of a fleet that learns this task."""
         return cls(limits, job, task.blueprint, declared, frozenset(task.metrics))
 
-    def refusals(self, orders: IssuedOrders, replies: Replies) -> list[str]:
-        """Return for each reply why it is refused, or "" for those that may count."""
-        found = _Refusals(len(replies))
-        groups = alike(replies.stack_index, orders.kind_index)
-        places = [_Places(rows, replies.place[rows]) for rows in groups]
-        stacks = [replies.stacks[int(replies.stack_index[rows[0]])] for rows in groups]
-        facts = _facts(stacks, self._variances)
-        for at, stack, known in zip(places, stacks, facts, strict=True):
-            self._check_values(found, at, stack, known)
+    def check(self, orders: IssuedOrders, replies: Replies) -> "Screened":
+        """Return which replies are refused, and the sizes that were found on the way."""
+        found, replies = _Refusals(len(replies)), replies.pruned()
+        sizes = self._check_values(found, replies)
         self._check_samples(found, orders, replies)
-        for at, stack in zip(places, stacks, strict=True):
-            training = orders.kinds[int(orders.kind_index[at.rows[0]])] in _TRAINING
-            self._check_reports(found, at, stack.report, training)
-        return found.reasons
+        _, forms = distinct([_form(stack.report) for stack in replies.stacks])
+        for rows in alike(forms[replies.stack_index], orders.kind_index):
+            training = orders.kinds[int(orders.kind_index[rows[0]])] in _TRAINING
+            self._check_reports(found, rows, _columns(replies, rows, forms), training)
+        return Screened(found.reasons, sizes)
 
     @cached_property
     def _variances(self) -> frozenset[str | None]:
         """The names of running variances: one below zero makes a model NaN."""
         return frozenset(site.variance for site in self.blueprint.norms)
 
-    def _check_values(
-        self, found: "_Refusals", at: "_Places", stack: Stack, facts: Mapping[str, "_Facts"]
-    ) -> None:
-        """Refuse replies for their tensors."""
-        for name, tree in stack.trees.items():
-            if not tree:
-                continue
-            norms, negative = (values[at.places] for values in facts[name])
-            for where in np.flatnonzero(~np.isfinite(norms)).tolist():
+    def _check_values(self, found: "_Refusals", replies: Replies) -> Floats:
+        """Refuse replies for their tensors; return their sizes (`Screened`)."""
+        facts = _facts(replies, self._variances)
+        for name, norms in facts.norms.items():
+            for row in _rows(~np.isfinite(norms)):
                 # A sum of large squares may overflow where the numbers themselves do not.
-                place, row = int(at.places[where]), int(at.rows[where])
-                bad = (n for n, value in tree.items() if not _finite(value[place]))
+                tree = replies.trees_of(row)[name]
+                bad = (n for n, value in tree.items() if not _finite(value))
                 found.refuse(row, "".join(f"not finite: {n}" for n in islice(bad, 1)))
-                norms[where] = math.hypot(*(_length(value[place]) for value in tree.values()))
+                norms[row] = math.hypot(*map(_length, tree.values()))
             if name == self.job.send:
-                for where in np.flatnonzero(norms > self.limits.norm).tolist():
-                    above = f"norm: {norms[where]:.3g} is above {self.limits.norm:.3g}"
-                    found.refuse(int(at.rows[where]), above)
-            for where in np.flatnonzero(negative).tolist():
-                place = int(at.places[where])
-                below = (n for n in tree if n in self._variances and (tree[n][place] < 0).any())
-                found.refuse(int(at.rows[where]), f"variance: {next(below)} is negative")
+                for row in _rows(norms > self.limits.norm):
+                    above = f"norm: {norms[row]:.3g} is above {self.limits.norm:.3g}"
+                    found.refuse(row, above)
+        for row in _rows(facts.negative):
+            tree = replies.trees_of(row)["buffers"]
+            below = (n for n in tree if n in self._variances and (tree[n] < 0).any())
+            found.refuse(row, f"variance: {next(below)} is negative")
+        counts = np.array([_entries(stack) for stack in replies.stacks])[replies.stack_index]
+        sizes: Floats = facts.norms.get("delta", 0.0) / np.sqrt(counts)
+        return sizes
 
     def _check_samples(self, found: "_Refusals", orders: IssuedOrders, replies: Replies) -> None:
         """Refuse numbers of samples that a device does not have."""
         samples, most = replies.samples, self.declared[orders.device]
-        # Devices evaluate on test data, of which they declare nothing.
-        beyond = (samples > most) & (orders.kind != Kind.EVALUATE)
-        for row in np.flatnonzero((samples < 0) | beyond).tolist():
+        bad = (samples < 0) | (samples > most)
+        if Kind.EVALUATE in orders.kinds:
+            # Devices evaluate on test data, of which they declare nothing.
+            bad &= (samples < 0) | (orders.kind != Kind.EVALUATE)
+        for row in _rows(bad):
             found.refuse(row, f"samples: {samples[row]} of {most[row]}")
 
     def _check_reports(
-        self, found: "_Refusals", at: "_Places", reported: Reported, training: bool
+        self, found: "_Refusals", rows: Ints, columns: Reported, training: bool
     ) -> None:
-        """Refuse reports; devices of one stack report under the same names."""
-        columns = {name: values[at.places] for name, values in reported.items()}
-        counts = sum(map(_counts, columns.values()), np.zeros(len(at.rows), dtype=np.int64))
+        """Refuse reports of rows that report under the same names."""
+        counts = np.zeros(len(rows), dtype=np.int64)
+        for values in columns.values():
+            counts += _counts(values)
         most = self.limits.for_model(self.blueprint).report
-        for where in np.flatnonzero((counts > most) | (len(columns) > MOST_NAMES)).tolist():
+        for where in _rows((counts > most) | (len(columns) > MOST_NAMES)):
             many = f"{counts[where]} numbers under {len(columns)} names"
-            found.refuse(int(at.rows[where]), f"report: {many}; at most {most}, {MOST_NAMES}")
+            found.refuse(int(rows[where]), f"report: {many}; at most {most}, {MOST_NAMES}")
         if not all(isinstance(name, str) for name in columns):
-            found.refuse_all(at.rows, "report: a name that is no text")
+            found.refuse_all(rows, "report: a name that is no text")
             return
         for name, values in columns.items():
             wrong = self._unasked(name, training)
             if not wrong and values.dtype == object:
-                self._check_odd(found, at.rows, name, values, training)
+                self._check_odd(found, rows, name, values, training)
                 continue
             wrong = wrong or self._misshapen(name, values.ndim > 1, training)
             if wrong:
-                found.refuse_all(at.rows, f"report: {wrong}")
+                found.refuse_all(rows, f"report: {wrong}")
             else:
-                self._check_numbers(found, at.rows, name, values.reshape(len(values), -1))
+                self._check_numbers(found, rows, name, values.reshape(len(values), -1))
 
     def _check_odd(
         self, found: "_Refusals", rows: Ints, name: str, values: NDArray[Any], training: bool
@@ -160,18 +159,17 @@ class Screen:
 
     def _check_numbers(self, found: "_Refusals", rows: Ints, name: str, numbers: Floats) -> None:
         """Refuse what no honest device reports under this name; numbers are [devices, numbers]."""
-        nonnegative = name in self._names.nonnegative
-        endless = np.isinf(numbers) | (np.isnan(numbers) if name in _ALWAYS else False)
-        outside = (np.abs(numbers) > LARGEST) | ((numbers < 0) if nonnegative else False)
-        wrong = endless | outside
-        for where in np.flatnonzero(wrong.any(axis=1)).tolist():
-            place = int(wrong[where].argmax())
-            if endless[where, place]:
-                found.refuse(int(rows[where]), f"not finite: {name}")
+        least = 0 if name in self._names.nonnegative else -LARGEST
+        fits = (numbers >= least) & (numbers <= LARGEST)
+        if name not in _ALWAYS:
+            fits |= np.isnan(numbers)
+        for where in _rows(~np.all(fits, axis=1)):
+            number, row = numbers[where, fits[where].argmin()], int(rows[where])
+            if not math.isfinite(number):
+                found.refuse(row, f"not finite: {name}")
                 continue
-            least, number = 0 if nonnegative else -LARGEST, numbers[where, place]
             span = f"[{least:g}, {LARGEST:g}]"
-            found.refuse(int(rows[where]), f"report: {name} of {number:.3g} is not in {span}")
+            found.refuse(row, f"report: {name} of {number:.3g} is not in {span}")
 
     @cached_property
     def _names(self) -> "_Names":
@@ -195,19 +193,19 @@ class Screen:
         return f"{name} was not asked for" if refused else ""
 
 
+class Screened(NamedTuple):
+    """What the checks found of each reply."""
+
+    reasons: list[str]  # why it is refused; "": it may count
+    sizes: Floats  # root mean squares of changes; NaN where it is not the whole tree that counts
+
+
 class _Names(NamedTuple):
     """What the names of reported numbers stand for."""
 
     scalars: frozenset[str]
     vectors: frozenset[str]
     nonnegative: frozenset[str]
-
-
-class _Places(NamedTuple):
-    """Replies of one stack: their rows among all, and their places in the stack."""
-
-    rows: Ints
-    places: Ints
 
 
 class _Refusals:
@@ -225,39 +223,70 @@ class _Refusals:
 
 
 class _Facts(NamedTuple):
-    """Facts about the trees of a stack, one entry for each device."""
+    """Facts about the trees of replies, one entry for each reply."""
 
-    norms: Floats  # not finite if a number is not, or if the squares overflow
+    norms: dict[str, Floats]  # by tree: not finite if a number is not, or if the squares overflow
     negative: Flags  # whether a running variance is negative
 
 
-def _facts(stacks: Sequence[Stack], variances: Collection[str | None]) -> list[dict[str, _Facts]]:
-    """Return the facts about every tree of every stack; a GPU is waited for only once."""
-    trees = [(name, tree) for stack in stacks for name, tree in stack.trees.items() if tree]
-    found = []
-    for name, tree in trees:
-        found += [lengths(tree), _negative(tree, variances if name == "buffers" else ())]
-    numbers = torch.cat(found).cpu().numpy() if found else np.empty(0)
-    parts = iter(np.split(numbers, np.cumsum([len(fact) for fact in found])))
-    return [
-        {name: _Facts(next(parts), next(parts) > 0) for name, tree in stack.trees.items() if tree}
-        for stack in stacks
+def _facts(replies: Replies, variances: Collection[str | None]) -> _Facts:
+    """Return the facts about the trees of all replies; a GPU is waited for only once."""
+    parts = [
+        (name, number, numbers)
+        for number, stack in enumerate(replies.stacks)
+        for name, numbers in (*stack.lengths.items(), *_negative(stack, variances))
     ]
+    columns: dict[str, list[Floats]] = {}
+    for (name, number, _), numbers in zip(parts, fetched([n for *_, n in parts]), strict=True):
+        columns.setdefault(name, [np.empty(0)] * len(replies.stacks))[number] = numbers
+    found = {
+        name: gathered(each, replies.stack_index, replies.place, missing=0.0)
+        for name, each in columns.items()
+    }
+    negative = found.pop(_NEGATIVE, np.zeros(len(replies)))
+    return _Facts(found, negative > 0)
 
 
-def _negative(tree: Params, variances: Collection[str | None]) -> Tensor:
-    """Return for each device in a stack whether a running variance is negative, as 0 or 1."""
-    below = [(v < 0).flatten(1).any(dim=1) for n, v in tree.items() if n in variances]
-    first = next(iter(tree.values()))
-    nobody = torch.zeros(len(first), dtype=torch.float64, device=first.device)
-    return torch.stack(below).any(dim=0).double() if below else nobody
+def _negative(stack: Stack, variances: Collection[str | None]) -> Iterator[tuple[str, Tensor]]:
+    """Yield how many running variances of each device are negative, if there are any."""
+    values = [v for n, v in stack.trees.get("buffers", {}).items() if n in variances]
+    if values:
+        below = [(value < 0).flatten(1).any(dim=1) for value in values]
+        yield _NEGATIVE, torch.stack(below).sum(dim=0, dtype=torch.float64)
 
 
-def _counts(values: NDArray[Any]) -> Ints:
+def _entries(stack: Stack) -> float:
+    """Return how many entries of a change were trained, at least 1; NaN: not all that came."""
+    tree = stack.trees.get("delta")
+    if not tree or stack.masks:
+        return math.nan
+    return max(1, sum([value.shape[1:].numel() for value in tree.values()]))
+
+
+def _form(report: Reported) -> tuple[object, ...]:
+    """Return what is equal for reports whose arrays can be put together."""
+    return tuple((name, values.dtype, values.shape[1:]) for name, values in report.items())
+
+
+def _columns(replies: Replies, rows: Ints, forms: Ints) -> Reported:
+    """Return what rows reported whose stacks have one form, by name."""
+    index, place = replies.stack_index[rows], replies.place[rows]
+    numbers = (forms == forms[index[0]]).nonzero()[0]
+    told, index = [replies.stacks[n].report for n in numbers.tolist()], numbers.searchsorted(index)
+    return {name: gathered([each[name] for each in told], index, place) for name in told[0]}
+
+
+def _rows(flags: Flags) -> list[int]:
+    """Return the rows that are flagged."""
+    rows: list[int] = flags.nonzero()[0].tolist()
+    return rows
+
+
+def _counts(values: NDArray[Any]) -> Ints | int:
     """Return how many numbers each device reported under a name."""
     if values.dtype == object:
         return np.array([len(v) if isinstance(v, tuple) else 1 for v in values], dtype=np.int64)
-    return np.full(len(values), values[0].size if len(values) else 0)
+    return math.prod(values.shape[1:])
 
 
 def _infinite(numbers: Sequence[Any]) -> Floats:
@@ -337,7 +366,7 @@ class UpdateSizes:
         if math.isinf(growth):
             most = math.inf
         found = _compared(self, device, sizes, growth, most)
-        if len(np.unique(device)) < SETTLED or not found.above.all():
+        if not found.above.all() or len(np.unique(device)) < SETTLED:
             return found
         anew = _compared(UpdateSizes.none(), device, sizes, growth, most)
         return anew if growth * anew.median <= most else anew._replace(**_absurd(sizes, most))
@@ -345,7 +374,7 @@ class UpdateSizes:
     def after(self, device: Ints, sizes: Floats) -> "UpdateSizes":
         """Return what is known after a round in which these updates counted."""
         senders, own = _by_device(device, sizes)
-        others = ~np.isin(self.device, senders)
+        others = ~among(self.device, senders)
         first = self.first
         if len(first) < EARLY:
             # All that are new in this round, so that the numbers of devices do not matter.
@@ -362,11 +391,11 @@ def _compared(
 ) -> Verdict:
     """Return which updates are too large beside these and those known before."""
     senders, own = _by_device(device, sizes)
-    compared = np.concatenate([known.last[~np.isin(known.device, senders)], own])
+    compared = np.concatenate([known.last[~among(known.device, senders)], own])
     if len(compared) < SETTLED:
         return Verdict(**_absurd(sizes, most), median=math.inf, known=known)
-    early = float(np.median(known.first)) if len(known.first) >= SETTLED else 0.0
-    median = max(float(np.median(compared)), early)
+    early = _median(known.first) if len(known.first) >= SETTLED else 0.0
+    median = max(_median(compared), early)
     limit = f"{growth:g} × the median {median:.3g}"
     return Verdict(sizes > growth * median, limit, median, known)
 
@@ -380,9 +409,20 @@ def _by_device(device: Ints, sizes: Floats) -> tuple[Ints, Floats]:
     """Return the devices that changed something, ascending, and the median size of each."""
     rows = np.lexsort((sizes, device))
     rows = rows[sizes[rows] > 0]
-    senders, start, count = np.unique(device[rows], return_index=True, return_counts=True)
-    ordered = sizes[rows]
-    return senders, ordered[start + (count - 1) // 2] / 2 + ordered[start + count // 2] / 2
+    senders, ordered = device[rows], sizes[rows]
+    new = np.append(True, senders[1:] != senders[:-1])[: len(rows)]
+    if new.all():
+        return senders, ordered
+    start = np.flatnonzero(new)
+    count = np.diff(start, append=len(rows))
+    middle = ordered[start + (count - 1) // 2] / 2 + ordered[start + count // 2] / 2
+    return senders[start], middle
+
+
+def _median(values: Floats) -> float:
+    """Return the median of some numbers; much of what `numpy.median` does is for other arrays."""
+    ordered, half = np.sort(values), len(values) // 2
+    return float((ordered[half] + ordered[(len(values) - 1) // 2]) / 2)
 
 
 def most_at_first(what: str, initial: Params) -> float:
@@ -405,24 +445,35 @@ def too_large(what: str, size: float, limit: str) -> str:
 # --- new models -------------------------------------------------------------------------------
 
 
+def unsound(trees: Sequence[tuple[Params, Params]], state: Any, before: Any) -> list[str]:
+    """Return what has become infinite or NaN: tensors of new trees, or the aggregator's state.
+
+    Each tree comes with the one before it. An accelerator is waited for only once if all is well.
+    """
+    new = [v for tree, old in trees for name, v in tree.items() if v is not old.get(name)]
+    if _all_finite([*new, *(() if state is before else _tensors(state))]):
+        return []
+    wrong = [name for tree, old in trees for name in not_finite(tree, old)]
+    return wrong if sound(state) or not sound(before) else [*wrong, "the state of the aggregator"]
+
+
 def not_finite(new: Params, old: Params) -> list[str]:
     """Return the names of the tensors that have become infinite or NaN somewhere."""
-    if _all_finite([*new.values()]):
-        return []
     return [name for name, value in new.items() if not _finite(value) and _became(value, old, name)]
 
 
-def _all_finite(values: list[Tensor]) -> bool:
-    """Return whether all entries are surely finite; an accelerator is waited for only once.
+def _all_finite(values: Sequence[Tensor]) -> bool:
+    """Return whether all entries are surely finite.
 
     Sums of large squares may overflow where the numbers themselves do not.
     """
-    if not all(value.is_floating_point() for value in values):
+    floats = [value for value in values if value.is_floating_point()]
+    if len(floats) < len(values) and any(value.is_complex() for value in values):
         return False
-    if not values:
+    if not floats:
         return True
-    lengths = torch._foreach_norm(values)  # noqa: SLF001 - one call, where a loop is one each
-    return bool(torch.stack([length.double() for length in lengths]).isfinite().all())
+    lengths = torch._foreach_norm(floats)  # noqa: SLF001 - one call, where a loop is one each
+    return math.isfinite(torch.stack(lengths).sum().item())
 
 
 def _became(value: Tensor, old: Params, name: str) -> bool:
@@ -436,12 +487,23 @@ def _became(value: Tensor, old: Params, name: str) -> bool:
 
 def sound(state: Any) -> bool:
     """Return whether all tensors in the state of a part are finite, however deep they lie."""
-    if isinstance(state, Tensor):
-        return _finite(state)
-    if isinstance(state, Mapping):
-        return all(map(sound, state.values()))
-    if isinstance(state, tuple | list):
-        return all(map(sound, state))
-    if is_dataclass(state) and not isinstance(state, type):
-        return all(sound(getattr(state, each.name)) for each in fields(state))
-    return True
+    return all(map(_finite, _tensors(state)))
+
+
+def _tensors(state: Any) -> list[Tensor]:
+    """Return all tensors in the state of a part, however deep they lie."""
+    found: list[Tensor] = []
+    left = [state]
+    while left:
+        each = left.pop()
+        if isinstance(each, float | int | str):
+            continue  # most of what is remembered of many devices
+        if isinstance(each, Tensor):
+            found.append(each)
+        elif isinstance(each, tuple | list):
+            left.extend(each)
+        elif isinstance(each, Mapping):
+            left.extend(each.values())
+        elif is_dataclass(each) and not isinstance(each, type):
+            left.extend(getattr(each, f.name) for f in fields(each))
+    return found

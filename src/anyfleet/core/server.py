@@ -35,14 +35,13 @@ from anyfleet.core.screening import (
     UpdateSizes,
     believable,
     most_at_first,
-    not_finite,
-    sound,
     too_large,
+    unsound,
 )
 from anyfleet.core.seam import Reply, Round, Runtime, Snapshot
-from anyfleet.core.stacks import Replies
+from anyfleet.core.slots import Policy
 from anyfleet.core.time_and_energy import Amount, Demand, training
-from anyfleet.core.updates import Updates
+from anyfleet.core.updates import Updates, add_delta
 from anyfleet.core.view import OrderStatuses, Request, View
 from anyfleet.elastic import Cost, Slice, cost
 from anyfleet.errors import CompositionError
@@ -51,6 +50,7 @@ from anyfleet.tracebacks import during
 _TRAINING = (Kind.TRAIN, Kind.HOLD, Kind.FETCH)
 # What an update may change, and how a refusal calls it.
 _CHANGES = {"params": "a change", "buffers": "a change of the statistics"}
+_NOBODY, _NO_ORDERS, _NO_REPLIES = OrderStatuses.of(()), IssuedOrders.none(), RepliedOrders.none()
 
 
 class _Changes(NamedTuple):
@@ -88,18 +88,19 @@ class Server:
         self.diagnostics: Mapping[str, Any] = {}
         self.round_index, self.issued, self.started = 0, 0, runtime.now()
         runtime.begin_round(self.round_index)
+        self.devices = runtime.devices()
+        self.screen = Screen.of(task, self.job, self.devices.samples, runtime.limits)
         self.visits = self.acknowledged = np.empty(0, dtype=np.int64)
-        self.under_way = IssuedOrders.none()
+        self.under_way = _NO_ORDERS
         self.offered: tuple[PlannedCohort, ...] = ()  # those from whose menus devices still choose
-        self.holding = IssuedOrders.none()  # orders whose results wait on their devices
-        self.replied = RepliedOrders(
-            IssuedOrders.none(), Replies.none(), no_charges(self.under_way.order, 0.0)
-        )
+        self.holding = _NO_ORDERS  # orders whose results wait on their devices
+        self.replied = _NO_REPLIES
         self._open_round()
         self.update_sizes = {what: UpdateSizes.none() for what in _CHANGES}
         initial = {"params": task.params, "buffers": task.buffers}
         self.absurd_sizes = {what: most_at_first(what, initial[what]) for what in _CHANGES}
         self.states: dict[str, Any] = {}
+        self.learning, self.diagnosing = (_with_own(method, n) for n in ("learn", "diagnostics"))
         self._check_start()
         for name, part in method.policies().items():
             with during(name, part):
@@ -107,14 +108,14 @@ class Server:
 
     def _open_round(self) -> None:
         """Begin a round's books, with the devices that are enrolled now."""
-        self.devices = self.runtime.devices()
-        joined = len(self.devices) - len(self.visits)
-        self.visits = np.concatenate([self.visits, np.zeros(joined, dtype=np.int64)])
-        self.acknowledged = np.concatenate([self.acknowledged, np.full(joined, -1)])
-        self.failed = self.declined = OrderStatuses.of(())
-        self.ledger = LedgerWriter(self.devices, self.job, self.task.blueprint)
-        samples = self.devices.samples
-        self.screen = Screen.of(self.task, self.job, samples, self.runtime.limits)
+        devices = self.runtime.devices()
+        if devices is not self.devices:
+            self.devices, self.screen = devices, replace(self.screen, declared=devices.samples)
+        if joined := len(devices) - len(self.visits):
+            self.visits = np.concatenate([self.visits, np.zeros(joined, dtype=np.int64)])
+            self.acknowledged = np.concatenate([self.acknowledged, np.full(joined, -1)])
+        self.failed = self.declined = _NOBODY
+        self.ledger = LedgerWriter(self.devices, self.task.blueprint)
 
     def _check_start(self) -> None:
         """Check what parts state once, before the first round."""
@@ -130,7 +131,7 @@ class Server:
 
     # -- what parts see
 
-    def view(self) -> View:
+    def view(self, most_devices: int | None = None) -> View:
         """Return what parts see of the run now."""
         return View(
             blueprint=self.task.blueprint,
@@ -150,6 +151,7 @@ class Server:
             cost=self.cost,
             training_cost=self.training_cost,
             message_bits=self.message_bits,
+            most_devices=most_devices,
         )
 
     def conditions(self, devices: Ints) -> Conditions:
@@ -175,8 +177,7 @@ class Server:
 
     def key(self, purpose: str) -> Tensor:
         """Return the key of a purpose, by the round and by how many orders were issued before."""
-        key = rng.fold(rng.root(self.seed, purpose), self.round_index)
-        return rng.fold(key, self.issued)
+        return _key(self.seed, purpose, self.round_index, self.issued)
 
     # -- issuing
 
@@ -226,7 +227,7 @@ class Server:
 
         That is the number requested; only devices of the requested level are free.
         """
-        view, level = replace(self.view(), most_devices=request.count), request.level
+        view, level = self.view(request.count), request.level
         if level is None:
             return view
         return replace(view, free=lambda ids: view.free(ids) & (self.devices.level[ids] == level))
@@ -258,11 +259,12 @@ class Server:
 
     def _without_declined(self, planned: PlannedCohort) -> PlannedCohort:
         """Return the cohort without its declined orders, which are entered as that."""
-        if planned.reasons:
-            declined = IssuedOrders.of(planned.declined)
-            self.declined += declined.statuses
-            nothing = no_charges(declined.order, self.runtime.now())
-            self.ledger.failed(declined, nothing, planned.reasons)
+        if not planned.reasons:
+            return planned
+        declined = IssuedOrders.of(planned.declined)
+        self.declined += declined.statuses
+        nothing = no_charges(declined.order, self.runtime.now())
+        self.ledger.failed(declined, nothing, planned.reasons)
         return replace(planned, declined=planned.declined.take([]), reasons=())
 
     def _send(self, orders: Cohort) -> None:
@@ -324,16 +326,19 @@ class Server:
         if events.replies is None or events.charges is None:
             return
         orders, known = self._close(events.replies.order)
-        came = RepliedOrders(orders, events.replies.take(known), events.charges.take(known))
-        reasons = self.screen.refusals(orders, came.replies)
+        replies, charges = events.replies.take(known), events.charges.take(known)
+        reasons, sizes = self.screen.check(orders, replies)
+        came = RepliedOrders.of(
+            orders, replies, charges, sizes, job=self.job, blueprint=self.task.blueprint
+        )
         if any(reasons):
             refused = np.array([bool(reason) for reason in reasons])
             bad, came = came.take(refused), came.take(~refused)
             told = [f"refused: {reason}" for reason in reasons if reason]
             self._fail(bad.orders, bad.charges, told)
-        held = came.orders.kind == Kind.HOLD
-        if held.any():
-            self.holding = join([self.holding, came.orders.take(held)]).sorted()
+        if Kind.HOLD in came.orders.kinds:
+            held = came.orders.take(came.orders.kind == Kind.HOLD)
+            self.holding = join([self.holding, held]).sorted()
         self.replied = self._without_stale(join([self.replied, came]), self.round_index)
         # A reply that came too late does not count: for its device it is as good as lost.
         result = self.replied.orders.result_of
@@ -346,7 +351,7 @@ class Server:
             return replied
         old = replied.take(stale)
         self.failed += old.orders.statuses
-        self.ledger.replied(old.orders, old.replies, old.charges, ("stale",) * len(old))
+        self.ledger.replied(old, ("stale",) * len(old))
         self._revoke(old.orders)
         return replied.take(~stale)
 
@@ -360,7 +365,7 @@ class Server:
         rows, known = self.under_way.named(numbers)
         closed, left = self.under_way.take(rows), np.ones(len(self.under_way), dtype=bool)
         left[rows] = False
-        self.under_way = self.under_way.take(left)
+        self.under_way = self.under_way.take(left) if left.any() else _NO_ORDERS
         if self.offered:
             kept = [~np.isin(each.orders.id, numbers) for each in self.offered]
             pairs = zip(self.offered, kept, strict=True)
@@ -378,16 +383,18 @@ class Server:
 
     def finish_round(self) -> Round:
         """Aggregate the replies, let the parts learn from the round, and begin the next one."""
-        self._drop()
+        view = self.view()
+        if self._drop(view):
+            view = self.view()
         # Entered into the round that ends: what is open when the next begins is in no snapshot.
-        later = self._without_stale(self._take_later(), self.round_index + 1)
+        later = self._without_stale(self._take_later(view), self.round_index + 1)
         changes = self._accepted()
-        view, self.diagnostics = self.view(), {}
-        held = self._aggregate(changes, view) if changes else ""
+        if not changes:
+            self.diagnostics = {}
+        held = self._aggregate(changes) if changes else ""
         self._enter(held)
         if not held:
-            updates = changes["params"].updates if changes else None
-            self._learn(updates, replace(view, model=self.params, diagnostics=self.diagnostics))
+            self._learn(changes["params"].updates if changes else None)
         self.diagnostics = {**self._diagnosed(), **self.diagnostics}
         surveys = _surveys(self.replied)
         ledger = self.ledger.close(self.round_index, self.runtime.now())
@@ -395,11 +402,13 @@ class Server:
         self.started = self.runtime.now()
         self.runtime.begin_round(self.round_index)
         # What is kept for long holds on to nothing else.
-        self.replied = replace(later.pruned(), replies=later.replies.compact())
-        self.under_way = self.under_way.pruned()
-        # A schedule can only fetch what it sees: of the others nobody will ask again.
-        still = np.isin(self.holding.order, later.orders.order)
-        self.holding = self.holding.take(still).pruned()
+        if len(later):
+            later = replace(later.pruned(), replies=later.replies.compact())
+        self.replied, self.under_way = later, self.under_way.pruned()
+        if len(self.holding):
+            # A schedule can only fetch what it sees: of the others nobody will ask again.
+            still = np.isin(self.holding.order, later.orders.order)
+            self.holding = self.holding.take(still).pruned()
         self._open_round()
         return Round(
             index=self.round_index - 1,
@@ -416,7 +425,7 @@ class Server:
     def _diagnosed(self) -> dict[str, Any]:
         """Return what the parts add to the record of the round, out of their states."""
         found: dict[str, Any] = {}
-        for name, part in self.method.policies().items():
+        for name, part in self.diagnosing.items():
             with during(name, part):
                 diagnostics = part.diagnostics(self.states[name])
             found |= returned.diagnostics(diagnostics, self._caller(name))
@@ -424,36 +433,40 @@ class Server:
 
     def _sub_model(self) -> Callable[[SubModelSize], Slice]:
         """Return a function that cuts sub-models as the extraction does now."""
-        view, state, key = self.view(), self.states["extract"], self.key("test")
+        view, state = self.view(), self.states["extract"]
         extract, caller = self.method.extract, self._caller("extract")
+        address = self.seed, "test", self.round_index, self.issued
 
         def sub_model(size: SubModelSize) -> Slice:
             with during("extract", extract):
-                found = extract.for_evaluation(size, view, state, key)
+                found = extract.for_evaluation(size, view, state, _key(*address))
             return returned.cut_out(found, caller, view.blueprint)
 
         return sub_model
 
-    def _take_later(self) -> RepliedOrders:
+    def _take_later(self, view: View) -> RepliedOrders:
         """Take out the replies that are left to a later round; sort the others by order."""
         schedule, known = self.method.schedule, self.replied.orders.order
         with during("schedule", schedule):
-            later = schedule.later(self.view())
+            later = schedule.later(view)
         left = returned.orders(later, self._caller("schedule"), known, "replied to")
-        replied = self.replied.take(np.argsort(known))
+        self.replied = replied = self.replied.take(known.argsort())
+        if not len(left):
+            return _NO_REPLIES
         waits = np.isin(replied.orders.order, left)
         self.replied = replied.take(~waits)
         return replied.take(waits)
 
-    def _drop(self) -> None:
-        """Cancel the orders that the schedule drops."""
+    def _drop(self, view: View) -> bool:
+        """Cancel the orders that the schedule drops; return whether there are any."""
         schedule = self.method.schedule
         with during("schedule", schedule):
-            found = schedule.drop(self.view())
+            found = schedule.drop(view)
         known = self.under_way.order
         dropped = returned.orders(found, self._caller("schedule"), known, "under way")
         if len(dropped):
             self.receive(Events(failures=self.runtime.cancel(dropped, "too late")))
+        return len(dropped) > 0
 
     def _accepted(self) -> dict[str, "_Changes"]:
         """Return what this round's updates change; those that are far too large are refused."""
@@ -462,11 +475,14 @@ class Server:
         found: dict[str, _Changes] = {}
         if len(trained):
             updates = incoming.trained(trained, self.params)
-            found["params"] = self._compared("params", updates, trained.orders.order)
+            orders, sizes = trained.orders.order, trained.sizes
+            sizes = updates.root_mean_squares() if np.isnan(sizes).any() else sizes
+            found["params"] = self._compared("params", updates, orders, sizes)
         if trained.replies.with_statistics.any():
             measured = trained.take(trained.replies.with_statistics)
             updates = incoming.statistics(measured, self.buffers)
-            found["buffers"] = self._compared("buffers", updates, measured.orders.order)
+            orders, sizes = measured.orders.order, updates.root_mean_squares()
+            found["buffers"] = self._compared("buffers", updates, orders, sizes)
         refused: dict[int, str] = {}
         for each in found.values():
             refused = {**each.refused, **refused}
@@ -480,9 +496,8 @@ class Server:
         left = {what: changes.without(numbers) for what, changes in found.items()}
         return {what: changes for what, changes in left.items() if len(changes.orders)}
 
-    def _compared(self, what: str, updates: Updates, orders: Ints) -> "_Changes":
-        """Return updates of these orders beside the sizes of earlier ones."""
-        sizes = updates.root_mean_squares()
+    def _compared(self, what: str, updates: Updates, orders: Ints, sizes: Floats) -> "_Changes":
+        """Return updates of these orders and sizes beside the sizes of earlier ones."""
         verdict = self.update_sizes[what].compare(
             updates.device, sizes, self.runtime.limits.growth, self.absurd_sizes[what]
         )
@@ -492,9 +507,9 @@ class Server:
         }
         return _Changes(updates, orders, sizes, verdict.known, refused)
 
-    def _aggregate(self, changes: Mapping[str, "_Changes"], view: View) -> str:
+    def _aggregate(self, changes: Mapping[str, "_Changes"]) -> str:
         """Make the new model, or return why the old one and all that belongs to it are kept."""
-        key, state = self.key("aggregate"), self.states["aggregate"]
+        view, key, state = self.view(), self.key("aggregate"), self.states["aggregate"]
         updates, aggregate = changes["params"].updates, self.method.aggregate
         with during("aggregate", aggregate):
             found = aggregate(self.params, updates, view, state, key)
@@ -503,10 +518,9 @@ class Server:
         if "buffers" in changes:
             # Averaged by samples, whatever the aggregator: they are measurements.
             mean = changes["buffers"].updates.mean(changes["buffers"].updates.samples)
-            buffers |= {name: buffers[name] + mean[name] for name in mean}
-        wrong = [*not_finite(new.model, self.params), *not_finite(buffers, self.buffers)]
-        if sound(state) and not sound(new.state):
-            wrong.append("the state of the aggregator")
+            buffers = add_delta(buffers, mean)
+        trees = (new.model, self.params), (buffers, self.buffers)
+        wrong = unsound(trees, new.state, state)
         if wrong:
             self.diagnostics = {"held": tuple(updates.device.tolist()), "not_finite": tuple(wrong)}
             return f"held: the new model is not finite: {wrong[0]}"
@@ -520,13 +534,16 @@ class Server:
         """Enter the replies of this round into the ledger; `held` is why no update counts."""
         replied, trained = self.replied, self.replied.replies.trained
         reasons = np.where(trained, held, "").tolist()
-        self.ledger.replied(replied.orders, replied.replies, replied.charges, reasons)
+        self.ledger.replied(replied, reasons)
         if held:
             self._revoke(replied.orders.take(trained))
 
-    def _learn(self, updates: Updates | None, view: View) -> None:
+    def _learn(self, updates: Updates | None) -> None:
         """Let the parts learn from the round; NaN may well mean "unknown" in their states."""
-        for name, part in self.method.policies().items():
+        if not self.learning:
+            return
+        view = self.view()
+        for name, part in self.learning.items():
             with during(name, part):
                 self.states[name] = part.learn(updates, self.diagnostics, view, self.states[name])
 
@@ -562,6 +579,16 @@ class Server:
         self.update_sizes = dict(saved.update_sizes)
         self.runtime.begin_round(self.round_index)
         self._open_round()
+
+
+def _with_own(method: Method, name: str) -> dict[str, Policy]:
+    """Return the policies that do not inherit a default, which would do nothing if called."""
+    default = getattr(Policy, name)
+    return {s: p for s, p in method.policies().items() if getattr(type(p), name) is not default}
+
+
+def _key(seed: int, purpose: str, round_index: int, issued: int) -> Tensor:
+    return rng.fold(rng.fold(rng.root(seed, purpose), round_index), issued)
 
 
 def _surveys(replied: RepliedOrders) -> tuple[Reply, ...]:

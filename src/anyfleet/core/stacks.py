@@ -7,6 +7,8 @@ that replies can be picked and joined without touching a tensor.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
 from numbers import Real
 from typing import Any
 
@@ -23,6 +25,7 @@ Reported = Mapping[str, NDArray[Any]]  # by name: [devices], or [devices, number
 
 # Numbers of a block: a processor keeps them in its cache, an accelerator wants many at once.
 _CACHED, _RESIDENT = 1 << 19, 1 << 26
+_NOTHING = np.empty(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +56,11 @@ class Stack:
             kept=_stacked(kept or {}),
             report={name: column(value) for name, value in (report or {}).items()},
         )
+
+    @cached_property
+    def lengths(self) -> dict[str, Tensor]:
+        """The Euclidean length of each device's tensors, [devices], by tree: measured only once."""
+        return {name: lengths(tree) for name, tree in self.trees.items() if tree}
 
     def trees_of(self, place: int) -> dict[str, dict[str, Tensor]]:
         """Return the trees of the device at a place."""
@@ -113,17 +121,10 @@ class Reports(Arrays):
 
     def number(self, name: str) -> Floats:
         """Return the number that each device reported under a name; NaN where there is none."""
-        found = np.full(len(self), np.nan)
-        some = [at for at, reported in enumerate(self.stacks) if name in reported]
-        alone = [np.flatnonzero(self.stack_index == number) for number in some[:1]]
-        for rows in alone if len(some) < 2 else alike(self.stack_index):
-            number = int(self.stack_index[rows[0]]) if len(rows) else -1
-            values = self.stacks[number].get(name) if number >= 0 else None
-            if values is None or values.ndim != 1:
-                continue
-            own = values[self.place[rows]]
-            plain = own.dtype != object
-            found[rows] = own if plain else [measured({name: v}, name) for v in own]
+        if not any(name in told for told in self.stacks):
+            return np.full(len(self), np.nan)
+        columns = [_numbers(name, told[name]) if name in told else _NOTHING for told in self.stacks]
+        found = gathered(columns, self.stack_index, self.place)
         return np.where(np.isfinite(found), found, np.nan)
 
 
@@ -197,7 +198,7 @@ class Replies(Arrays):
         """Return the symbols of one reply, as a stack of one."""
         return self.stacks[int(self.stack_index[row])].symbols_of(int(self.place[row]))
 
-    @property
+    @cached_property
     def reports(self) -> Reports:
         """What the devices reported."""
         return Reports(self.stack_index, self.place, tuple(stack.report for stack in self.stacks))
@@ -210,13 +211,13 @@ class Replies(Arrays):
         """Return the number that each device reported under a name; NaN where there is none."""
         return self.reports.number(name)
 
-    @property
+    @cached_property
     def trained(self) -> Flags:
         """The replies that bring a training result."""
         results = [bool(s.trees.get("delta") or s.trees.get("weights")) for s in self.stacks]
         return np.array(results, dtype=bool)[self.stack_index]
 
-    @property
+    @cached_property
     def with_statistics(self) -> Flags:
         """The replies that bring statistics of normalisation."""
         found = [bool(stack.trees.get("buffers")) for stack in self.stacks]
@@ -224,12 +225,37 @@ class Replies(Arrays):
 
     def compact(self) -> "Replies":
         """Return the replies with stacks that hold nothing but them, for what is kept for long."""
+        if not len(self):
+            return self.pruned()
         stacks: list[Stack] = []
         index, place = np.empty(len(self), dtype=np.int64), self.place.copy()
         for rows in alike(self.stack_index):
             index[rows], place[rows] = len(stacks), np.arange(len(rows))
             stacks.append(self.stacks[int(self.stack_index[rows[0]])].take(self.place[rows]))
         return replace(self, stacks=tuple(stacks), stack_index=index, place=place)
+
+
+def gathered(
+    columns: Sequence[NDArray[Any]], stack_index: Ints, place: Ints, missing: float = np.nan
+) -> NDArray[Any]:
+    """Return what the column of each row's stack has at its place; columns may be empty."""
+    counts = np.array([*map(len, columns), 0])  # the last one stands for the number -1
+    at = (counts.cumsum() - counts)[stack_index] + place
+    there = counts[stack_index] > 0
+    if columns and there.all():
+        every: NDArray[Any] = np.concatenate(columns)[at]
+        return every
+    found = np.full(len(there), missing)
+    if there.any():
+        found[there] = np.concatenate(columns)[at[there]]
+    return found
+
+
+def fetched(numbers: Sequence[Tensor]) -> list[Floats]:
+    """Return the numbers of several tensors as arrays; an accelerator is waited for only once."""
+    flat = torch.cat(list(numbers)).cpu().numpy() if numbers else np.empty(0)
+    ends = accumulate([each.shape[0] for each in numbers])
+    return [flat[start:end] for start, end in pairwise([0, *ends])]
 
 
 def lengths(tree: Params) -> Tensor:
@@ -239,16 +265,17 @@ def lengths(tree: Params) -> Tensor:
     """
     together = joint(tree)
     if together is not None:
-        return _row_lengths(together)
+        return row_lengths(together)
     found = []
     for value in tree.values():
         flat = flattened(value)
-        parts = [_row_lengths(flat[some]) for some in row_blocks(len(flat), flat)]
+        parts = [row_lengths(flat[some]) for some in row_blocks(len(flat), flat)]
         found.append(parts[0] if len(parts) == 1 else torch.cat(parts))
-    return found[0] if len(found) == 1 else _row_lengths(torch.stack(found, dim=1))
+    return found[0] if len(found) == 1 else row_lengths(torch.stack(found, dim=1))
 
 
-def _row_lengths(rows: Tensor) -> Tensor:
+def row_lengths(rows: Tensor) -> Tensor:
+    """Return the Euclidean length of every row, in double precision."""
     found: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
     return found
 
@@ -258,23 +285,23 @@ def joint(tree: Params) -> Tensor | None:
 
     An operator on many small tensors takes as long as its calls.
     """
-    first, *others = tree.values()
-    rows, numbers = len(first), sum(value.numel() for value in tree.values())
-    if not 0 < numbers <= block_numbers(first) or any(v.dtype != first.dtype for v in others):
+    values = [*tree.values()]
+    first, numbers = values[0], sum([value.numel() for value in values])
+    if not 0 < numbers <= block_numbers(first) or len({value.dtype for value in values}) > 1:
         return None
-    flat = [value.reshape(rows, value.numel() // rows) for value in tree.values()]
-    return torch.cat(flat, dim=1) if others else flat[0]
+    flat = [value.flatten(1) if value.ndim > 1 else value[:, None] for value in values]
+    return torch.cat(flat, dim=1) if len(flat) > 1 else flat[0]
 
 
 def flattened(stack: Tensor) -> Tensor:
     """Return a stack as [devices, entries]; the entries of a device are neighbours in memory."""
-    flat = stack.reshape(len(stack), stack[0].numel())
+    flat = stack.reshape(stack.shape[0], stack.shape[1:].numel())
     return flat if flat.stride(1) == 1 else flat.contiguous()
 
 
 def row_blocks(rows: int, like: Tensor) -> Iterator[slice]:
     """Yield the rows of a stack like this one in blocks, so that what is made of them is small."""
-    height = max(1, block_numbers(like) // max(1, like[0].numel()))
+    height = max(1, block_numbers(like) // max(1, like.shape[1:].numel()))
     for start in range(0, rows, height):
         yield slice(start, min(start + height, rows))
 
@@ -298,6 +325,13 @@ def column(value: Any) -> NDArray[Any]:
     odd = np.empty(1, dtype=object)
     odd[0] = value
     return odd
+
+
+def _numbers(name: str, values: NDArray[Any]) -> Floats:
+    """Return the numbers of a column in which every device has one; NaN for what is none."""
+    if values.dtype == object:
+        return np.array([measured({name: value}, name) for value in values])
+    return values if values.ndim == 1 else _NOTHING
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ together (`core/ordered_stacks.py`) and place what they find in the whole model 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +17,15 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.arrays import Arrays, Floats, Ints, distinct, listed
 from anyfleet.core.messages import Params, Report
-from anyfleet.core.ordered_stacks import Aligned, OrderedStack, base, masked, ordered_stacks
-from anyfleet.core.stacks import Replies, Reports, Stack
+from anyfleet.core.ordered_stacks import (
+    Aligned,
+    OrderedStack,
+    WholeModel,
+    base,
+    ordered_stacks,
+    whole_model,
+)
+from anyfleet.core.stacks import Replies, Reports, Stack, fetched
 from anyfleet.elastic import WHOLE, Blueprint, Slice, place
 
 _COUNTED = 16  # low bits of a mark: enough to count devices in a sum of marks
@@ -26,7 +33,11 @@ _COUNTED = 16  # low bits of a mark: enough to count devices in a sum of marks
 
 def add_delta(model: Params, delta: Params) -> dict[str, Tensor]:
     """Return a model with a change added; tensors that `delta` does not name stay as they are."""
-    return {**model, **{name: model[name] + change for name, change in delta.items()}}
+    if not delta:
+        return dict(model)
+    old, changes = [model[name] for name in delta], [*delta.values()]
+    moved = torch._foreach_add(old, changes)  # noqa: SLF001 - one call, where a loop is one each
+    return {**model, **dict(zip(delta, moved, strict=True))}
 
 
 class Regions(NamedTuple):
@@ -241,8 +252,19 @@ class Updates(Arrays):
     @cached_property
     def _aligned(self) -> dict[str, Aligned]:
         """Every tensor by its name, with the stacks that have it."""
-        names = dict.fromkeys(name for stack in self._ordered for name in stack.tree)
-        return {n: Aligned(n, tuple(g for g in self._ordered if n in g.tree)) for n in names}
+        return {n: Aligned(n, tuple(g for g in self._ordered if n in g.tree)) for n in self._types}
+
+    @cached_property
+    def _types(self) -> dict[str, torch.dtype]:
+        """The names of all tensors, with their types."""
+        return {name: v.dtype for stack in self._ordered for name, v in stack.tree.items()}
+
+    def _shares(self, weights: Floats | Ints, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """Return the weights of every ordered stack, where its tensors are; sent there together."""
+        host = torch.from_numpy(weights[np.concatenate([stack.rows for stack in self._ordered])])
+        like = next(value for stack in self._ordered for value in stack.tree.values())
+        every = host.to(like.device, dtype, non_blocking=True)
+        return tuple(every.split_with_sizes([len(stack.rows) for stack in self._ordered]))
 
     # -- per coordinate
 
@@ -252,27 +274,26 @@ class Updates(Arrays):
         Zero where nobody did. Weights need not sum to 1. It is the overlap mean of specification
         §0.2, written as a change of the model.
         """
-        counted = np.flatnonzero(weights)  # what does not count may be anything, even not a number
-        if len(counted) < len(self):
+        if not weights.all():
+            # What does not count may be anything, even not a number.
+            counted = np.flatnonzero(weights)
             return self.take(counted).mean(weights[counted])
         # Normalised first: equal weights then give the same bits whatever their common value.
         weights = weights / weights.sum() if weights.sum() > 0 else weights
-        sums = {stack: stack.sums(weights[stack.rows]) for stack in self._ordered}
-        if len(sums) == 1 and weights.sum() > 0 and (alone := self._ordered[0]).together:
-            # Everybody trained the same, and the weights sum to 1.
-            return {name: alone.placed(name, value) for name, value in sums[alone].items()}
-        found: dict[str, Tensor] = {}
-        for name, aligned in self._aligned.items():
-            total, mass = aligned.stacks[0].whole(name), aligned.stacks[0].whole(name)
-            for stack in aligned.stacks:
-                mask, own = stack.mask(name), weights[stack.rows]
-                if name in sums[stack]:
-                    stack.put(total, name, sums[stack][name])
-                else:
-                    stack.add(total, name, masked(stack.values(name), mask), own)
-                stack.add(mass, name, mask, own)
-            found[name] = torch.where(mass > 0, total / mass, 0.0)
-        return found
+        if not self._types:
+            return {}
+        whole, stacks = whole_model(tuple(self._types), self.blueprint), self._ordered
+        shares = self._shares(weights, reduce(torch.promote_types, set(self._types.values())))
+        total = shares[0].new_zeros(whole.entries)
+        for stack, own in zip(stacks, shares, strict=True):
+            stack.add_sums(total, whole, own)
+        if len(stacks) > 1 or not stacks[0].together or not weights.sum() > 0:
+            mass = self._masses(whole, weights, shares)
+            total = torch.where(mass > 0, total / mass, 0.0)
+        elif stacks[0].joint is None:
+            # Everybody trained the same, and the weights sum to 1 but for the last bit.
+            total = total / weights.sum().item()
+        return {name: value.to(self._types[name]) for name, value in whole.split(total).items()}
 
     def trimmed(self, share: float) -> dict[str, Tensor]:
         """Return, per coordinate, the mean change of those who trained it, without the extremes.
@@ -308,8 +329,11 @@ class Updates(Arrays):
 
     def covered(self) -> dict[str, Tensor]:
         """Return which coordinates somebody trained, as booleans."""
+        if not self._types:
+            return {}
+        whole = whole_model(tuple(self._types), self.blueprint)
         ones = np.ones(len(self), dtype=np.int64)
-        return {name: self._summed(aligned, ones) > 0 for name, aligned in self._aligned.items()}
+        return whole.split(self._masses(whole, ones, self._shares(ones, torch.int64)) > 0)
 
     def regions(self) -> Regions:
         """Return the trained coordinates, counted by who trained them."""
@@ -320,7 +344,8 @@ class Updates(Arrays):
         sums = np.array([marks[a.rows].sum() for a in alike], dtype=np.int64)
         counts = np.array([a.entries for a in alike], dtype=np.int64)
         if mixed:
-            flat = torch.cat([self._summed(a, marks).flatten() for a in mixed])
+            whole = whole_model(tuple(a.name for a in mixed), self.blueprint)
+            flat = self._masses(whole, marks, self._shares(marks, torch.int64))
             found = torch.stack(torch.unique(flat, return_counts=True)).cpu().numpy()
             sums, counts = np.concatenate([sums, found[0]]), np.concatenate([counts, found[1]])
         different, number = np.unique(sums[sums != 0], return_inverse=True)
@@ -332,7 +357,8 @@ class Updates(Arrays):
 
     def norms(self) -> Floats:
         """Return the Euclidean length of every update."""
-        return _joint(self._each(OrderedStack.norms))
+        (norms,) = self._each(OrderedStack.norms)
+        return _joint(norms)
 
     def root_mean_squares(self) -> Floats:
         """Return the root mean square of every update, over the coordinates its device trained.
@@ -342,32 +368,37 @@ class Updates(Arrays):
         """
         counts = np.zeros(len(self))
         for stack in self._ordered:
-            whole = (v[0].numel() for name, v in stack.tree.items() if name not in stack.masked)
-            counts[stack.rows] = sum(whole)
-        counts += self._each(lambda s: [s.counts(name) for name in s.masked]).sum(axis=1)
-        sizes: Floats = self.norms() / np.sqrt(np.maximum(counts, 1.0))
+            counts[stack.rows] = sum([stack.sizes[n] for n in stack.tree if n not in stack.masks])
+        norms, trained = self._each(OrderedStack.norms, OrderedStack.counts)
+        counts += trained.sum(axis=1)
+        sizes: Floats = _joint(norms) / np.sqrt(np.maximum(counts, 1.0))
         return sizes
 
     def tree_norms(self, tree: Params) -> Floats:
         """Return the length of a tree of the whole model, over what each device trained of it."""
-        return _joint(self._each(lambda s: [s.lengths_of(n, tree[n]) for n in s.tree if n in tree]))
+        (found,) = self._each(lambda s: [s.lengths_of(n, tree[n]) for n in s.tree if n in tree])
+        return _joint(found)
 
     def dots(self, tree: Params) -> Floats:
         """Return the inner product of every update with a tree of the whole model."""
-        found = self._each(lambda s: [s.dots(n, tree[n]) for n in s.tree if n in tree])
+        (found,) = self._each(lambda s: [s.dots(n, tree[n]) for n in s.tree if n in tree])
         products: Floats = found.sum(axis=1)
         return products
 
-    def _each(self, numbers: Callable[[OrderedStack], Sequence[Tensor]]) -> Floats:
-        """Return the numbers of every update, side by side, 0 where others have more of them."""
-        parts = [(stack, column) for stack in self._ordered for column in enumerate(numbers(stack))]
-        found = np.zeros((len(self), 1 + max((column for _, (column, _) in parts), default=0)))
-        if parts:
-            # Waited for together: each on its own would hold up a graphics card.
-            flat = torch.cat([own for _, (_, own) in parts]).cpu().numpy()
-            ends = np.cumsum([len(stack.rows) for stack, _ in parts])
-            for (stack, (column, _)), own in zip(parts, np.split(flat, ends[:-1]), strict=True):
-                found[stack.rows, column] = own
+    def _each(self, *numbers: Callable[[OrderedStack], Sequence[Tensor]]) -> list[Floats]:
+        """Return the numbers of every update, side by side, 0 where others have more of them.
+
+        All kinds of numbers are waited for together: one by one they would hold up an accelerator.
+        """
+        kinds = [[(s.rows, list(each(s))) for s in self._ordered] for each in numbers]
+        arrays = iter(fetched([own for kind in kinds for _, columns in kind for own in columns]))
+        found = []
+        for kind in kinds:
+            most = max((len(columns) for _, columns in kind), default=0)
+            found.append(np.zeros((len(self), max(1, most))))
+            for rows, columns in kind:
+                for column in range(len(columns)):
+                    found[-1][rows, column] = next(arrays)
         return found
 
     # -- per pair
@@ -414,14 +445,17 @@ class Updates(Arrays):
             found[name] = aligned.placed(new)
         return found
 
-    def _summed(self, aligned: Aligned, marks: Ints) -> Tensor:
-        """Return, per coordinate, the sum of the marks of the rows that trained it."""
-        sums = aligned.stacks[0].whole(aligned.name).to(torch.int64)
-        for stack in aligned.stacks:
-            mask = stack.mask(aligned.name)
-            trained = None if mask is None else mask > 0
-            stack.add(sums, aligned.name, trained, marks[stack.rows])
-        return sums
+    def _masses(
+        self, whole: WholeModel, weights: Floats | Ints, shares: Sequence[Tensor]
+    ) -> Tensor:
+        """Return, per coordinate, the sum of the weights of those who trained it.
+
+        `shares` are the weights where the tensors are (`_shares`).
+        """
+        mass = shares[0].new_zeros(whole.entries)
+        for stack, own in zip(self._ordered, shares, strict=True):
+            stack.add_masses(mass, whole, own, weights[stack.rows])
+        return mass
 
 
 def _placed(name: str, value: Tensor, slice_: Slice, blueprint: Blueprint) -> Tensor:

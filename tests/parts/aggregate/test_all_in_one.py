@@ -122,8 +122,11 @@ def sliced(asked: Cohort, slices: Sequence[Slice], method: Method, task: Task) -
 
 def came_in(asked: Cohort, updates: Replies, method: Method, task: Task, step: int = 0) -> Updates:
     """Answers as the server gathers them."""
-    replied = RepliedOrders(IssuedOrders.of(asked), updates, no_charges(asked.id, 0.0))
-    return IncomingReplies(method.job(), task, step).trained(replied, task.params)
+    job, nothing, sizes = method.job(), no_charges(asked.id, 0.0), np.ones(len(asked))
+    replied = RepliedOrders.of(
+        IssuedOrders.of(asked), updates, nothing, sizes, job=job, blueprint=task.blueprint
+    )
+    return IncomingReplies(job, task, step).trained(replied, task.params)
 
 
 def test_1_12_3_weights_of_a_cohort_are_those_of_the_example() -> None:
