@@ -23,6 +23,13 @@ _MIX_B = -0x6B2FB644ECCEEE15
 _LOW_34, _LOW_37, _LOW_33 = (1 << 34) - 1, (1 << 37) - 1, (1 << 33) - 1
 _LAST = 1 << 62
 _WRAP = 1 << 64  # makes a negative multiplier the unsigned one with the same bits
+# As numbers of NumPy: to make them takes as long as to hash a few keys.
+_ONE, _GOLDEN_BITS = np.uint64(1), np.uint64(_GOLDEN + _WRAP)
+_ROUNDS = (
+    (np.uint64(30), np.uint64(_MIX_A + _WRAP)),
+    (np.uint64(27), np.uint64(_MIX_B + _WRAP)),
+    (np.uint64(31), None),
+)
 _BLOCK = 8192
 _SMALL = 4096  # up to here shuffling everything costs no more than drawing some
 _CHUNK = 512
@@ -67,17 +74,21 @@ def _on_host(key: Tensor) -> bool:
 
 def _folded_on_host(key: Tensor, value: int | Tensor) -> Tensor:
     """Return the new key in a fraction of the time: a call of torch takes longer than the hash."""
-    if isinstance(value, int) and key.ndim == 0:
+    if key.ndim == 0:
         own = int(key.item())
-        return torch.tensor(_signed(_mixed((own ^ _mixed(own + _GOLDEN)) + (value + 1) * _GOLDEN)))
-    golden, keys = np.uint64(_GOLDEN + _WRAP), np.atleast_1d(_unsigned(key))
-    if isinstance(value, int):
-        step = np.full(1, (value + 1) * _GOLDEN % _WRAP, np.uint64)
+        mixed = own ^ _mixed(own + _GOLDEN)
+        if isinstance(value, int):
+            return torch.tensor(_signed(_mixed(mixed + (value + 1) * _GOLDEN)))
+        state = (np.atleast_1d(_unsigned(value)) + _ONE) * _GOLDEN_BITS + np.uint64(mixed % _WRAP)
     else:
-        step = (np.atleast_1d(_unsigned(value)) + np.uint64(1)) * golden
-    found = torch.from_numpy(_hashed((_hashed(keys + golden) ^ keys) + step).view(np.int64))
-    alone = key.ndim == 0 and not isinstance(value, int) and value.ndim == 0
-    return found[0] if alone else found
+        keys = _unsigned(key)
+        state = _hashed(keys + _GOLDEN_BITS) ^ keys
+        if isinstance(value, int):
+            state += np.uint64((value + 1) * _GOLDEN % _WRAP)
+        else:
+            state = state + (np.atleast_1d(_unsigned(value)) + _ONE) * _GOLDEN_BITS
+    found = torch.from_numpy(_hashed(state).view(np.int64))
+    return found[0] if key.ndim == 0 and isinstance(value, Tensor) and value.ndim == 0 else found
 
 
 def _signed(number: int) -> int:
@@ -153,11 +164,11 @@ def _finish(state: NDArray[np.uint64], found: NDArray[Any]) -> None:
 def _hashed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return `_mix` of unsigned integers, written over them."""
     turned = np.empty_like(state)
-    for shift, factor in ((30, _MIX_A), (27, _MIX_B), (31, None)):
-        np.right_shift(state, np.uint64(shift), out=turned)
+    for shift, factor in _ROUNDS:
+        np.right_shift(state, shift, out=turned)
         np.bitwise_xor(state, turned, out=state)
         if factor is not None:
-            np.multiply(state, np.uint64(factor + _WRAP), out=state)
+            np.multiply(state, factor, out=state)
     return state
 
 
