@@ -286,7 +286,8 @@ class DeviceStates:
 
     def _covers(self, name: str, value: Tensor, slice_: Slice) -> bool:
         """Return whether a stack of tensors is the rows of a table: the slice has all of them."""
-        blank, at = self._blank(OWN, name), place(_plain(name), slice_, self._task.blueprint)
+        blank, plain = self._blank(OWN, name), _plain(name)
+        at = place(plain, slice_, self._task.blueprint, str(value.device))
         same = value.shape[1:] == blank.shape and value.dtype == blank.dtype
         return same and all(isinstance(each, slice) for each in at)
 
