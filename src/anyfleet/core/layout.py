@@ -90,7 +90,7 @@ class MessageLayout:
         Names that are absent stay absent.
         """
         return {
-            name: _in_order(tree[name].reshape(-1, tensor.entries), tensor)
+            name: _in_order(tree[name].reshape(len(tree[name]), tensor.entries), tensor)
             for name, tensor in self.tensors.items()
             if name in tree
         }
