@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from anyfleet.arrays import Arrays, Flags, Ints, alike, listed
@@ -39,6 +40,7 @@ from anyfleet.elastic import Slice, cut_stack, place
 OWN = "own"  # names the device's own parameters and statistics
 SENT = "sent"  # names what the last reply brought of a residual
 LIMIT = 2 << 30  # bytes of all tables beyond which new rows lie in files
+_SHARE = 4  # of an accelerator's memory, tables may have one part in so many
 # Bytes of a block, in all tables, beyond which to merge it costs more than it saves: an accelerator
 # copies fast, and every block that is read is a call.
 _LARGE, _LARGE_ELSEWHERE = 1 << 25, 1 << 30
@@ -124,13 +126,15 @@ class DeviceStates:
     """The states of a fleet: tables of tensors, states of choosers, and held results.
 
     `limit` is the number of bytes of all tables beyond which new rows lie in files, so that memory
-    grows with what is trained together and not with the fleet.
+    grows with what is trained together and not with the fleet. Unless it is given, it is `LIMIT`,
+    or a part of the memory of the accelerator that the tables are on.
     """
 
-    def __init__(self, task: Task, *, limit: int = LIMIT) -> None:
-        self._task, self._limit = task, limit
+    def __init__(self, task: Task, *, limit: int | None = None) -> None:
+        self._task = task
         self._initial = {**task.params, **task.buffers}
         self._device = next(iter(task.params.values())).device
+        self._limit = _limit_on(self._device) if limit is None else limit
         self._large = _LARGE if self._device.type == "cpu" else _LARGE_ELSEWHERE
         self._tables: dict[str, dict[str, DeviceTable]] = {}
         self._choosers: dict[int, ChooserState] = {}
@@ -367,6 +371,13 @@ class DeviceStates:
         self._tables = {purpose: dict(names) for purpose, names in saved.tables.items()}
         self._choosers, self._held = dict(saved.choosers), dict(saved.held)
         self._last_sent_order = saved.last_sent_order
+
+
+def _limit_on(device: torch.device) -> int:
+    """Return how many bytes tables may have on a device of torch."""
+    if device.type != "cuda":
+        return LIMIT
+    return int(torch.cuda.get_device_properties(device).total_memory) // _SHARE
 
 
 def _plain(name: str) -> str:
