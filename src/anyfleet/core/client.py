@@ -51,6 +51,7 @@ TRAINING = (Kind.TRAIN, Kind.HOLD)  # kinds of orders that train
 Runner = Callable[..., TrainingResult]  # called as `local_training.train` is
 _DISTORTION, _NORM = "distortion", "norm"  # in a report, beside what the trainer measures
 _MODEL, _MASKS = "bits of the model", "variation of the masks"  # in no report
+_LENGTH = "length of "  # and the name of a tree: in no report
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,15 +312,16 @@ def launch(
     compressed = _compressed(cohort, given, states, sent, result.mask, task)
     told = {name: result.buffers[name] for name in statistics}
     measured = reported(result.report, job)
+    stack = Stack(
+        trees={job.send: compressed.received} | ({"buffers": told} if told else {}),
+        symbols=compressed.symbols,
+        masks=result.mask,
+        kept=compressed.kept,
+    )
     return Launched(
         cohort,
         context,
-        Stack(
-            trees={job.send: compressed.received} | ({"buffers": told} if told else {}),
-            symbols=compressed.symbols,
-            masks=result.mask,
-            kept=compressed.kept,
-        ),
+        stack,
         {
             # Vectors that nobody asked for stay where they are.
             **{n: v for n, v in result.report.items() if v.ndim == 1 or n in measured},
@@ -327,6 +329,8 @@ def launch(
             _DISTORTION: compressed.distortion,
             **({_MASKS: mask_variation(result.mask)} if result.mask else {}),
             **({_NORM: _norms(change)} if _NORM in job.report else {}),
+            # The server will ask for them: fetched with the others, they cost no wait of their own.
+            **{_LENGTH + name: value for name, value in stack.lengths.items()},
         },
         [*measured, _DISTORTION, *((_NORM,) if _NORM in job.report else ())],
         [name for name, value in result.report.items() if value.ndim == 1],
@@ -400,7 +404,9 @@ def collect(
     chooser: list[ChooserState | None] = [None] * len(cohort)
     for some, each, found in zip(rows, launched, fetched, strict=True):
         model[some], samples[some] = found[_MODEL], each.samples
-        stacks.append(replace(each.stack, report={name: found[name] for name in each.reported}))
+        lengths = {name: found[_LENGTH + name] for name in each.stack.lengths}
+        report = {name: found[name] for name in each.reported}
+        stacks.append(replace(each.stack, report=report, known_lengths=lengths))
         masks = each.stack.masks
         masked.append(stacked_mask_bits(masks, found[_MASKS]) if masks else np.zeros(len(some)))
         if learns(job.choose):

@@ -363,8 +363,9 @@ def prepare(
     real = np.array([hyperparameters.lr, hyperparameters.sent_fraction], dtype=np.float64)
     table = _table(task)
     places = np.empty((0, len(devices)), dtype=np.int64) if table is None else table.places(devices)
-    # Numbers of both types go in one transfer, as the bits that they are.
-    there = torch.from_numpy(np.concatenate([whole, real.view(np.int64), places])).to(like.device)
+    # Numbers of both types go in one transfer, as the bits that they are; nobody waits for it.
+    numbers = torch.from_numpy(np.concatenate([whole, real.view(np.int64), places]))
+    there = numbers.to(like.device, non_blocking=True)
     exact = there[4:6].view(torch.float64)
     most = np.maximum.reduceat(counts, begins).tolist()
     each = zip(

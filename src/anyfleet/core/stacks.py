@@ -8,7 +8,6 @@ that replies can be picked and joined without touching a tensor.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
 from numbers import Real
 from typing import Any
 
@@ -37,6 +36,7 @@ class Stack:
     masks: Params = field(default_factory=dict)  # 1 where trained; an absent name was trained whole
     kept: Params = field(default_factory=dict)  # 1 where the codec sent it; absent: sent whole
     report: Reported = field(default_factory=dict)  # the numbers that the devices measured
+    known_lengths: Reported = field(default_factory=dict)  # some of `lengths`, measured before
 
     @classmethod
     def of_one(
@@ -60,7 +60,9 @@ class Stack:
     @cached_property
     def lengths(self) -> dict[str, Tensor]:
         """The Euclidean length of each device's tensors, [devices], by tree: measured only once."""
-        return {name: lengths(tree) for name, tree in self.trees.items() if tree}
+        known = {name: torch.from_numpy(each) for name, each in self.known_lengths.items()}
+        rest = {n: tree for n, tree in self.trees.items() if tree and n not in known}
+        return known | {name: lengths(tree) for name, tree in rest.items()}
 
     def trees_of(self, place: int) -> dict[str, dict[str, Tensor]]:
         """Return the trees of the device at a place."""
@@ -253,9 +255,9 @@ def gathered(
 
 def fetched(numbers: Sequence[Tensor]) -> list[Floats]:
     """Return the numbers of several tensors as arrays; an accelerator is waited for only once."""
-    flat = torch.cat(list(numbers)).cpu().numpy() if numbers else np.empty(0)
-    ends = accumulate([each.shape[0] for each in numbers])
-    return [flat[start:end] for start, end in pairwise([0, *ends])]
+    there = [each for each in numbers if not each.is_cpu]
+    moved = iter(torch.cat(there).cpu().split_with_sizes(list(map(len, there))) if there else ())
+    return [(each if each.is_cpu else next(moved)).numpy() for each in numbers]
 
 
 def lengths(tree: Params) -> Tensor:
