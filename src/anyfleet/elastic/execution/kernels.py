@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 _ONE = 16  # the least size of a product of tiles
+_WEIGHTS = 32  # inputs of a program that differentiates weights: 64 took up to three times as long
 
 
 @triton.jit
@@ -239,7 +240,7 @@ def weight_gradient(
     down, right, outputs = gradient.shape[2:]
     tile_out = min(128, _power(outputs))
     by_tap = inputs >= _ONE
-    tile_in = min(64, _power(inputs if by_tap else taps * inputs))
+    tile_in = min(_WEIGHTS, _power(inputs if by_tap else taps * inputs))
     total = batch * down * right
     blocks = taps * triton.cdiv(inputs, tile_in) if by_tap else triton.cdiv(taps * inputs, tile_in)
     wide = triton.cdiv(outputs, tile_out)
@@ -291,7 +292,7 @@ def _tiles(dtype: torch.dtype, precision: str, inputs: int, outputs: int) -> tup
     if dtype == torch.bfloat16:
         return 128, 4, 3
     if inputs < _ONE:
-        return 256, 8, 2
+        return 256, 8, 3
     if precision == "ieee":
         return 64, 4, 2
     return (256, 8, 2) if outputs > 32 else (128, 8, 2)
@@ -301,7 +302,7 @@ def _inner_tile(inputs: int, taps: int) -> int:
     """Return how many terms of a sum a program takes at once."""
     if inputs % _ONE == 0:
         return next(size for size in (64, 32, 16) if inputs % size == 0)
-    return min(64, _power(taps * inputs))
+    return min(32, _power(taps * inputs))
 
 
 def _power(number: int) -> int:
