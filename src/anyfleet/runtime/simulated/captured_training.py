@@ -236,9 +236,8 @@ def _memory(tensor: Tensor) -> int:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Keep garbage in here, after collecting all: a graph that goes would break a capture."""
+    """Keep garbage in here: a graph that goes would break a capture."""
     enabled = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         yield
