@@ -25,8 +25,10 @@ def compress_updates(
     layout = uplink(cohort, task.blueprint, tuple(update), like.dtype)
     # What was not trained does not count, so it must neither be sent nor taken for sent.
     tree = {n: v * mask[n].to(v) if n in mask else v for n, v in update.items()}
-    sent_fraction = torch.from_numpy(cohort.hyperparameters.sent_fraction).to(like.device)
-    layout = replace(layout, key=layout.key.to(like.device))
+    asked = torch.from_numpy(cohort.hyperparameters.sent_fraction)
+    # Nobody need wait until they are there: the driver copies such memory before it returns.
+    sent_fraction = asked.to(like.device, non_blocking=True)
+    layout = replace(layout, key=layout.key.to(like.device, non_blocking=True))
     caller = Caller("uplink", codec, cohort.round_index)
     if not codec.state_name:
         return compress(tree, {}, sent_fraction, layout, caller)
