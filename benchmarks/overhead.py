@@ -12,6 +12,9 @@ many stages counts for the stage that called it.
 
 The target is 3 ms + 1.5 ms for each shape + 20 µs for each order, three times that where links and
 loads change within an order. In asynchronous rounds the orders of a round are those it closes.
+On a CPU the order of minibatches and the mapping of devices are the work of training, even of one
+that trains nothing; they are given apart and do not count. On a GPU they are part of a graph, and
+to launch it counts.
 """
 
 import signal
@@ -47,6 +50,7 @@ from anyfleet import methods, world
 from anyfleet.core.method import Method
 from anyfleet.parts.schedule import Buffered
 from anyfleet.parts.train import Gradient
+from anyfleet.runtime.simulated.captured_training import CapturedTraining
 
 COHORTS = (10, 100, 1_000, 10_000)
 PACKAGE = str(Path(anyfleet.__file__).parent) + "/"
@@ -229,6 +233,25 @@ def processed(rounds: Rounds, spent: list[float]) -> Rounds:
         yield each
 
 
+@contextmanager
+def training_timed(spent: list[float]) -> Iterator[None]:
+    """Add up, in the first entry, the seconds of the calls of local training."""
+    train = CapturedTraining.__call__
+
+    def timed(*given: Any, **named: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return train(*given, **named)
+        finally:
+            spent[0] += time.perf_counter() - began
+
+    CapturedTraining.__call__ = timed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        CapturedTraining.__call__ = train  # type: ignore[method-assign]
+
+
 def row(name: str, kind: str, cohort: int, options: Options, seconds: float) -> tuple[Cell, ...]:
     """Return a row of the table: the whole round, its target, and microseconds by stage."""
     case, fleet = CASES[name], WORLDS[kind]()
@@ -237,15 +260,23 @@ def row(name: str, kind: str, cohort: int, options: Options, seconds: float) -> 
     rounds, spent = play_rounds(method, task, options, fleet), list[float]()
     found = times_of(processed(rounds, spent), options, seconds=seconds)
     processor = 1e3 * statistics.median(spent[-found.rounds :])
+    trained, begun = [0.0], time.perf_counter()
+    with training_timed(trained):
+        for _ in range(found.rounds):
+            next(rounds)
+    # The same part of the time in which these rounds were timed before.
+    part = 0.0 if options.cuda else trained[0] / (time.perf_counter() - begun)
+    training = part * found.ms
     split = shares(rounds, min(seconds, 2.0))
     orders, aim = case.orders(cohort), target(case.orders(cohort), case.shapes, kind)
     each = [1e3 * found.ms * split.get(stage, 0.0) / orders for stage in NAMES]
-    told = verdict(found.ms, aim, " ms")
-    return (found.rounds, found.ms, processor, 1e3 * found.ms / orders, *each, told)
+    host = found.ms - training
+    told = verdict(host, aim, " ms")
+    return (found.rounds, found.ms, training, host, processor, 1e3 * host / orders, *each, told)
 
 
 NAMES = (*(name for name, _ in STAGES), REST)
-TIMES = ("rounds", "ms a round", "processor, ms", "µs an order")
+TIMES = ("rounds", "ms a round", "training, ms", "host, ms", "processor, ms", "µs an order")
 HEAD = ("method", "world", "cohort", *TIMES, *NAMES, "target")
 
 
@@ -271,11 +302,12 @@ def tables(
                     )
                 )
                 last = rows[-1]
-                ms = f"{last[4]:9.1f} ms" if isinstance(last[4], float) else "        -   "
+                ms = f"{last[6]:9.1f} ms" if isinstance(last[6], float) else "        -   "
                 print(f"    {name:9} {kind:9} {cohort:6} {ms}  {last[-1]}", file=sys.stderr)
     notes = (
         "Columns from select on are microseconds of the host for each order of a round.",
-        "Processor time is what a round would take on a machine that does nothing else.",
+        "The host's time is that of the round without training; the target is about it.",
+        "Processor time, training included, is what a round takes where nothing else runs.",
         "The network has 778 parameters and nothing is trained; codecs, checks and ledger are on.",
     )
     return [Table("overhead", "Host time of a round by stage", HEAD, tuple(rows), notes)]
