@@ -171,7 +171,7 @@ NUMBERS = (0, 1, -1, 12345, (1 << 62) + 3, -(1 << 63), (1 << 63) - 1)
 def test_a_key_on_the_host_is_the_one_that_a_device_computes(
     key: torch.Tensor, value: int | str | torch.Tensor
 ) -> None:
-    number = rng._number(value) if isinstance(value, str) else value
+    number = rng.number_of(value) if isinstance(value, str) else value
     by_tensors = rng._mix(
         (key ^ rng._mix(key + rng._GOLDEN)) + (torch.as_tensor(number) + 1) * rng._GOLDEN
     )

@@ -42,19 +42,20 @@ def _mix(z: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=4096)
-def _number(text: str) -> int:
+def number_of(text: str) -> int:
+    """Return the number that stands for a text in `fold`."""
     digest = hashlib.sha256(text.encode()).digest()
     return int.from_bytes(digest[:8], "little", signed=True)
 
 
 def root(seed: int, purpose: str) -> Tensor:
     """Return the key of one purpose ("select", "train" …) in one run."""
-    return torch.tensor(_number(f"{seed}/{purpose}"), dtype=torch.int64)
+    return torch.tensor(number_of(f"{seed}/{purpose}"), dtype=torch.int64)
 
 
 def fold(key: Tensor, value: int | str | Tensor) -> Tensor:
     """Return a new key, addressed by `value` below `key`; either of them may be batched."""
-    number = _number(value) if isinstance(value, str) else value
+    number = number_of(value) if isinstance(value, str) else value
     if _on_host(key) and (isinstance(number, int) or _on_host(number)):
         return _folded_on_host(key, number)
     # A scalar is an argument of the kernel; a tensor made of it would be copied to the device.

@@ -88,7 +88,7 @@ def test_1_15_uveq_is_the_formula(dimension: Literal[1, 2]) -> None:
     found = sent(codec, v)
     step = float(found.symbols.scales["0"][0, 0])
     basis = uveq_lattice(1.0, dimension)
-    shift, side = codec._dither("0", blocks(v[None], dimension), around(size))
+    shift, side = codec._dither(blocks(v[None], dimension), (size,), ("0",), around(size))
     noise = (shift * side)[0].T.numpy()
     indices = uveq(v.numpy(), step, basis, noise)
     expected = uveq_values(indices, step, basis, noise, size)

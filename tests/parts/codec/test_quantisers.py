@@ -25,7 +25,7 @@ from anyfleet.formulas.reference import (
     stc_sparse_ternary,
 )
 from anyfleet.parts.codec import ErrorFeedback, Hq, Qsgd, Stc, TopK, Uveq
-from anyfleet.parts.codec.qsgd import quantised, uniforms
+from anyfleet.parts.codec.qsgd import bucket_norms, bucket_sizes, quantised, uniforms
 from anyfleet.parts.codec.ranking import largest
 from anyfleet.parts.codec.topk import Places, top
 
@@ -67,26 +67,22 @@ def test_1_13_exactly_the_largest_ties_to_the_lower_index(rows: list[list[int]],
 
 
 def test_1_13_a_share_of_every_tensor_or_of_all() -> None:
-    laid = {"a": plain(1, 2, 3, 4)[None], "b": plain(-9, 8, 0)[None], "none": plain()[None]}
-    assert {n: v.sum().item() for n, v in top(laid, 0.5).items()} == {"a": 2, "b": 2, "none": 0}
-    assert {n: v.sum().item() for n, v in top(laid, 0.01).items()} == {"a": 1, "b": 1, "none": 0}
-    together = top(laid, 0.5, "model")
-    assert {n: v.tolist() for n, v in together.items()} == {
-        "a": [[False, False, True, True]],
-        "b": [[True, True, False]],
-        "none": [[]],
-    }
+    rows, within = plain(1, 2, 3, 4, -9, 8, 0)[None], (4, 3, 0)
+    assert top(rows, within, 0.5).tolist() == [[False, False, True, True, True, True, False]]
+    assert top(rows, within, 0.01).tolist() == [[False, False, False, True, True, False, False]]
+    assert top(rows, (7,), 0.4).tolist() == [[False, False, False, True, True, True, False]]
     # 0.07 × 100 is more than 7 in binary.
-    assert top({"v": torch.ones(1, 100)}, 0.07)["v"].sum() == 7
-    assert top({}, 0.5, "model") == {}
+    assert top(torch.ones(1, 100), (100,), 0.07).sum() == 7
+    assert top(torch.ones(1, 0), (0,), 0.5).tolist() == [[]]
 
 
 def test_kept_entries_side_by_side_and_back() -> None:
     kept = torch.tensor([[True, False, True, True], [False, False, True, False]])
     rows = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
-    packed = Places.of(kept).gathered(rows)
-    assert packed.tolist() == [[1, 3, 4], [7, 0, 0]]
-    assert Places.of(kept).spread(packed).tolist() == (rows * kept).tolist()
+    places = Places.of(kept, (2, 2), (1, 2))
+    packed = places.gathered(rows)
+    assert packed.tolist() == [[1, 3, 4], [0, 7, 0]]
+    assert places.spread(packed).tolist() == (rows * kept).tolist()
 
 
 def test_a_stage_sends_the_largest_as_they_are() -> None:
@@ -184,12 +180,13 @@ def test_1_14_qsgd_example() -> None:
 def test_1_14_qsgd_is_the_formula(seed: int, levels: int, bucket: int | None) -> None:
     v = rng.normal(rng.root(seed, "qsgd"), 30)
     place = around(30)
-    rows = {"0": v[None]}
-    found = quantised(rows, plain(levels), uniforms(rows, place), bucket)
+    norms, buckets = bucket_norms(v[None], (30,), bucket), bucket_sizes((30,), bucket)
+    draws = uniforms(v[None], (30,), ("0",), place)
+    found, scales = quantised(v[None], plain(levels), draws, buckets, norms)
     u = rng.uniform(rng.fold(place.key, "0"), 30)[0].numpy()
     expected = qsgd(v.numpy(), levels, u, bucket)
-    assert found.quantisation_levels["0"][0].tolist() == expected.levels.tolist()
-    assert found.scales["0"][0].numpy() * levels == pytest.approx(expected.norms, rel=1e-6)
+    assert found[0].tolist() == expected.levels.tolist()
+    assert scales[0].numpy() * levels == pytest.approx(expected.norms, rel=1e-6)
     back = sent(Qsgd(levels, bucket), v).received["0"][0].numpy()
     values = qsgd_values(expected, levels, bucket)
     assert back == pytest.approx(values, rel=1e-6, abs=1e-12)
@@ -206,9 +203,9 @@ def test_1_14_no_entry_is_a_level_above_its_norm_by_rounding() -> None:
     step = (rows.double() / 7).float()
     assert (rows / step > 7).any()
     steps = torch.full((200,), 7.0, dtype=torch.float64)
-    found = quantised({"0": rows}, steps, {"0": torch.zeros_like(rows)}, 1)
-    assert torch.equal(found.scales["0"], step)
-    assert (found.quantisation_levels["0"] == 7).all()
+    found, scales = quantised(rows, steps, torch.zeros_like(rows), (1,), rows.double())
+    assert torch.equal(scales, step)
+    assert (found == 7).all()
 
 
 def test_1_14_buckets_count_kept_entries_in_order() -> None:

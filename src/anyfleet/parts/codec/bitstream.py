@@ -11,10 +11,9 @@ of a message against that layout and against the bytes that are there.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from math import prod
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Annotated, Any, Literal, NamedTuple
 
 import constriction
 import msgspec
@@ -36,17 +35,25 @@ from anyfleet.parts.codec.entropy_tables import (
     Model,
     choose,
     from_gaps,
-    gap_bits,
-    gap_pieces,
     gap_share,
+    gap_sizes,
     gaps,
     model,
     to_gaps,
 )
-from anyfleet.parts.codec.ranking import counted, last_set, on_host, tally, where_set, worth_a_look
+from anyfleet.parts.codec.ranking import (
+    Array,
+    Chosen,
+    array_of,
+    counted_parts,
+    histogram,
+    joined,
+    library_of,
+    on_host,
+    where_set,
+)
 
 QuantisationLevels = NDArray[np.int32]
-N = TypeVar("N", int, Tensor)
 MOST_LEVEL = (1 << 30) - 1  # either side of 0: a quantisation level with its sign has 31 bits
 
 # By how much `packed_bits` may exceed the bits of a column: words, bytes and lengths are whole.
@@ -66,7 +73,8 @@ _ESCAPE = 8  # bits that it takes to say so, about
 # Of tables, when levels are larger.
 _LIMITS = tuple((1 << digits) - 1 for digits in range(8, MOST_SYMBOLS.bit_length()))
 _LOW = range(1, 32 - _LIMITS[-1].bit_length())  # how many low bits there may be
-_BINS = 1 << 23  # of histograms that are counted at once
+# Of histograms that are counted at once: on the host as many as a cache holds.
+_BINS, _BINS_ELSEWHERE = 1 << 20, 1 << 24
 _MOST_LOW = 31 - (MOST_SYMBOLS.bit_length() - 1)  # low bits of a level that has 31 bits in all
 _MOST_CODE = 2 * MOST_LEVEL + 1
 
@@ -138,33 +146,41 @@ class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     counts: Annotated[list[int], _PerTensor] = []  # scales of each tensor, unless by buckets
 
 
+class _Grid(NamedTuple):
+    """Where what travels lies: columns of tensors, side by side tensor by tensor."""
+
+    units: Tensor  # [columns, tensors]
+    unit: Tensor | None  # [tensors]: entries of a unit; None: one each
+    sizes: tuple[int, ...]  # units of all columns of the first tensor, then of the next
+    piece: Tensor  # [columns of tensors]: their numbers where columns come first
+    number: Tensor  # [entries]: the piece of every entry
+    owner: Tensor  # [entries]: the unit of every entry
+
+    def inside(self, kept: Tensor) -> Tensor:
+        """Return how many entries so many kept units have, [devices, columns, tensors]."""
+        return kept if self.unit is None else kept * self.unit
+
+
 @lru_cache(maxsize=64)
-def _grid(tensors: tuple[TensorLayout, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the entries of each column and tensor, [columns, tensors], and the units of tensors.
+def _grid(tensors: tuple[TensorLayout, ...], form: SymbolFormat, device: torch.device) -> _Grid:
+    """Return where the entries of tensors lie.
 
     It is found once: a copy to an accelerator would hold up what runs there.
     """
     ends = torch.tensor([(0, *tensor.ends) for tensor in tensors], dtype=torch.int64)
-    entries = ends.diff(dim=1).T if tensors else torch.zeros(1, 0, dtype=torch.int64)
-    units = torch.tensor([tensor.unit for tensor in tensors], dtype=torch.int64)
-    return entries.to(device), units.to(device)
-
-
-class _Pieces(NamedTuple):
-    """The entries and the units of every column and tensor, [columns, tensors]."""
-
-    entries: Tensor
-    units: Tensor
-
-    @classmethod
-    def of(cls, layout: MessageLayout, form: SymbolFormat, device: torch.device) -> "_Pieces":
-        """Return what the columns of a whole message hold."""
-        entries, units = _grid(tuple(layout.tensors.values()), device)
-        return cls(entries, entries // units if form.kernels else entries)
-
-    def inside(self, kept: Tensor) -> Tensor:
-        """Return how many entries so many kept units have."""
-        return kept * (self.entries // self.units.clamp(min=1))
+    entries = ends.diff(dim=1) if tensors else torch.zeros(0, 1, dtype=torch.int64)
+    unit = torch.tensor([form.unit(tensor) for tensor in tensors], dtype=torch.int64)
+    units, (many, columns) = entries // unit[:, None], entries.shape
+    piece = (torch.arange(columns) * many + torch.arange(many)[:, None]).flatten().int()
+    owner = torch.arange(int(units.sum()))
+    return _Grid(
+        units.T.contiguous().to(device),
+        unit.to(device) if form.kernels else None,
+        tuple(units.flatten().tolist()),
+        piece.to(device),
+        piece.repeat_interleave(entries.flatten()).to(device),
+        owner.repeat_interleave(unit.repeat_interleave(units.sum(dim=1))).to(device),
+    )
 
 
 def _bucketed(inside: Tensor, bucket: int) -> Tensor:
@@ -173,185 +189,297 @@ def _bucketed(inside: Tensor, bucket: int) -> Tensor:
     return until.diff(dim=1, prepend=torch.zeros_like(until[:, :1]))
 
 
-def _scale_counts(symbols: Symbols, layout: MessageLayout) -> list[int]:
-    return [symbols.scales[n].shape[1] if n in symbols.scales else 0 for n in layout.tensors]
-
-
 # --- counting ---------------------------------------------------------------------------------
 
 
-class Counts(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """What decides how long the messages of a stack are, besides their levels."""
+
+    form: SymbolFormat
+    dtype: torch.dtype  # of plain numbers
+    flagged: tuple[bool, ...]  # whether tensors have flags
+    stated: tuple[int, ...]  # the scales of each tensor
+    grid: _Grid
+    kept: Tensor  # [devices, columns, tensors]: units
+    until: Tensor  # [devices, columns, tensors]: units up to the last that is kept
+    chosen: Chosen | None  # what is kept of [devices, entries]; None: all
+
+    @classmethod
+    def of(cls, symbols: Symbols, layout: MessageLayout, form: SymbolFormat) -> "Outline":
+        """Return that of symbols, whose levels do not matter."""
+        tensors, kept = layout.tensors, symbols.kept
+        trees = {**symbols.numbers, **symbols.quantisation_levels, **kept}
+        like = next(iter(trees.values()), layout.key)
+        devices = max((len(tree) for tree in trees.values()), default=len(layout.key))
+        grid = _grid(tuple(tensors.values()), form, like.device)
+        flagged = tuple(name in kept for name in tensors)
+        scales = (symbols.scales.get(name) for name in tensors)
+        stated = tuple(0 if each is None else each.shape[1] for each in scales)
+        if not kept:
+            units = grid.units.expand(devices, -1, -1)
+            return cls(form, layout.dtype, flagged, stated, grid, units, units, None)
+        one = torch.ones(1, 1, dtype=torch.bool, device=like.device)
+        every = {
+            name: kept[name]
+            if name in kept
+            else one.expand(devices, each.entries // form.unit(each))
+            for name, each in tensors.items()
+        }
+        chosen = Chosen.of(joined(every))
+        shape = devices, len(tensors), layout.columns
+        counts, until = (
+            each.view(shape).transpose(1, 2).contiguous()
+            for each in counted_parts(chosen, grid.sizes)
+        )
+        if grid.unit is not None:
+            chosen = Chosen.of(chosen.flags.index_select(1, grid.owner))
+        return cls(form, layout.dtype, flagged, stated, grid, counts, until, chosen)
+
+    def repeated(self, times: int) -> "Outline":
+        """Return that of a stack with all devices so many times."""
+        kept, until = (each.repeat(times, 1, 1) for each in (self.kept, self.until))
+        return replace(self, kept=kept, until=until, chosen=None)
+
+    def rows(self, part: slice) -> "Outline":
+        """Return that of some of the devices."""
+        return replace(self, kept=self.kept[part], until=self.until[part], chosen=None)
+
+    @cached_property
+    def inside(self) -> Tensor:
+        """The kept entries, [devices, columns, tensors]."""
+        return self.grid.inside(self.kept)
+
+    def of_all(self, levels: Tensor) -> "_Flat":
+        """Return what is counted of levels [devices, entries]."""
+        form, number = self.form, self.grid.number
+        if self.chosen is None:
+            return _Flat(self, form.codes(levels), number, None)
+        flags = None if self.chosen.where is not None else self.chosen.flags
+        return _Flat(self, form.codes(self.chosen.values(levels)), number, flags)
+
+    def of_kept(self, levels: Tensor, where: Tensor, filled: Tensor | None) -> "_Flat":
+        """Return what is counted of the levels of kept entries alone, [devices, kept].
+
+        Off the host `where` [devices, kept] are their places. Not all need be `filled`.
+        """
+        codes, number = self.form.codes(levels), self.grid.number
+        if on_host(levels):
+            codes = codes.flatten() if filled is None else codes[filled]
+            return _Flat(self, codes, number, None)
+        return _Flat(self, codes, number[where], filled)
+
+
+class _Counts(NamedTuple):
     """What decides how long each message is."""
 
     symbols: Bins  # of tables
-    kept: Tensor  # [devices, columns, tensors]: units
-    until: Tensor  # [devices, columns, tensors]: units up to the last that is kept
-    low: Tensor  # [devices]: bits of a code that are not in a table
-    limit: Tensor  # [devices]: the symbol of codes beyond the tables; 0: there are none
-    zeros: Tensor  # [devices, columns]: kept levels that are 0
+    ends: "_Ends"
+    signed: Array | None  # [devices, columns]: levels that are not 0, if signs travel apart
 
 
 def packed_bits(symbols: Symbols, layout: MessageLayout, form: SymbolFormat) -> Tensor:
     """Return how many bits `pack` takes at most, [devices, columns]."""
-    flat = _Flat.of(symbols, layout, form)
-    ends = _divide(flat, form)
-    at_once = max(1, _BINS // max(1, ends.size * layout.columns * len(layout.tensors)))
-    parts = [
-        _counted_bits(_count(flat.rows(part), ends.rows(part)), symbols, layout, form)
-        for part in (slice(n, n + at_once) for n in range(0, len(flat.codes), at_once))
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return _flat(symbols, layout, form).bits()
 
 
-def _counted_bits(
-    counts: Counts, symbols: Symbols, layout: MessageLayout, form: SymbolFormat
-) -> Tensor:
-    pieces, chosen = _Pieces.of(layout, form, counts.kept.device), choose(counts.symbols)
-    inside = pieces.inside(counts.kept)
-    entries = inside.sum(dim=2)
-    words = chosen.bits + gap_bits(counts.kept, counts.until, pieces.units).sum(dim=2)
-    words = _WORD * ((words + counts.low[:, None] * entries).div(_WORD).ceil() + _ENDING)
-    signs = 8 * ((entries - counts.zeros) / 8).ceil() * form.signs_apart
-    numbers = 8 * layout.dtype.itemsize * entries * form.numbers
-    scales = torch.zeros_like(entries)
-    if form.bucket is not None:
-        scales = _bucketed(inside, form.bucket).sum(dim=2)
-    else:
-        scales[:, 0].fill_(sum(_scale_counts(symbols, layout)))
-    limit = counts.limit[counts.symbols.line // layout.columns]
-    beyond = counts.symbols.often * ((counts.symbols.symbol == limit) & (limit > 0))
-    large = counts.symbols.by_column(beyond)
-    strings = words, signs, numbers, 32 * scales, _LARGE * large
-    heads = _head_bits(counts, chosen, symbols, layout, form)
-    return heads + sum(bits + _length_bits(bits) for bits in strings)
-
-
-def _head_bits(
-    counts: Counts, chosen: Choice, symbols: Symbols, layout: MessageLayout, form: SymbolFormat
-) -> Tensor:
-    """Return the bits of columns without what their byte strings hold, [devices, columns]."""
-    units = _Pieces.of(layout, form, counts.kept.device).units
-    pairs = torch.stack([counts.kept, gap_pieces(counts.kept, counts.until, units)])
-    whole = [at for at, name in enumerate(layout.tensors) if name not in symbols.kept]
-    flags = 1 + _number_bytes(pairs).sum(dim=0)
-    for at in whole:
-        flags[:, :, at].fill_(1)
-    many = _list_bytes(len(layout.tensors))
-    # One byte for the record, two for each of its strings, one for each number and list in it.
-    found = flags.sum(dim=2) + (1 + many + 2 * 5 + 5)
-    lengths, stated = chosen.lengths, _scale_counts(symbols, layout) if form.bucket is None else []
-    tables = (lengths + 2 + (lengths > 255)) * (lengths > 0)
-    first = _number_bytes(torch.stack([counts.low, counts.limit])).sum(dim=0)
-    first += _list_bytes((lengths > 0).sum(dim=1)) + tables.sum(dim=1)
-    first += many + _number_bytes(chosen.use).sum(dim=1)
-    first += _list_bytes(len(stated)) + sum(_number_bytes(count) for count in stated)
-    found[:, 0] += first - 5
-    return 8 * found
-
-
-def _number_bytes(number: N) -> N:
-    """Return the bytes of whole numbers from -1 to 2 ** 32 - 1 in msgpack."""
-    return 1 + (number > 127) + (number > 255) + 2 * (number > 65535)
-
-
-def _list_bytes(length: N) -> N:
-    """Return the bytes that say how long a list is."""
-    return 1 + 2 * (length > 15) + 2 * (length > 65535)
-
-
-def _length_bits(bits: Tensor) -> Tensor:
-    """Return by how many bits the length of a byte string exceeds that of an empty one."""
-    return 8 * ((bits >= 8 << 8).long() + 2 * (bits >= 8 << 16))
+def _flat(symbols: Symbols, layout: MessageLayout, form: SymbolFormat) -> "_Flat":
+    outline = Outline.of(symbols, layout, form)
+    levels = {} if form.numbers else symbols.quantisation_levels
+    if not levels:
+        none = torch.zeros(len(outline.kept), 0, dtype=torch.int32, device=outline.kept.device)
+        return _Flat(outline, none, outline.grid.number[:0], None)
+    return outline.of_all(joined({name: levels[name] for name in layout.tensors}))
 
 
 @dataclass(frozen=True, eq=False)
 class _Flat:
-    """The codes and flags of a stack, all tensors side by side."""
+    """The codes of a stack, all tensors side by side.
 
-    codes: Tensor  # [devices, entries]
-    inside: Tensor | None  # flags of kept entries; None: all are kept
-    kept: Tensor  # [devices, columns, tensors]: units
-    until: Tensor  # [devices, columns, tensors]: units up to the last that is kept
-    ends: tuple[tuple[int, int], ...]  # where columns of tensors end, and their numbers
+    They are [devices, entries]. On the host they are those of kept entries alone, one after the
+    other, where some are left out.
+    """
 
-    @classmethod
-    def of(cls, symbols: Symbols, layout: MessageLayout, form: SymbolFormat) -> "_Flat":
-        """Return what is counted of symbols."""
-        trees = symbols.numbers if form.numbers else symbols.quantisation_levels
-        names = [name for name in layout.tensors if name in trees and not form.numbers]
-        devices = max((len(tree) for tree in trees.values()), default=len(layout.key))
-        like = next(iter(trees.values()), layout.key)
-        codes = [torch.zeros(devices, 0, dtype=torch.int32, device=like.device)]
-        codes += [form.codes(trees[name]) for name in names]
-        inside = None
-        if any(name in symbols.kept for name in names):
-            flags = [_entry_flags(symbols, name, layout.tensors[name], form) for name in names]
-            inside = torch.cat([each.expand(devices, -1) for each in flags], dim=1)
-        units = _Pieces.of(layout, form, like.device).units.expand(devices, -1, -1)
-        kept, until = units.clone(), units.clone()
-        ends, before = [], 0
-        for at, (name, tensor) in enumerate(layout.tensors.items()):
-            for column, end in enumerate(tensor.ends):
-                if name in symbols.kept:
-                    unit = form.unit(tensor)
-                    part = symbols.kept[name][:, tensor.begins(column) // unit : end // unit]
-                    kept[:, column, at], until[:, column, at] = counted(part), last_set(part)
-                if name in names:
-                    ends.append((before + end, column * len(layout.tensors) + at))
-            before += tensor.entries * (name in names)
-        return cls(torch.cat(codes, dim=1), inside, kept, until, tuple(ends))
+    outline: Outline
+    codes: Tensor
+    number: Tensor  # the piece of every entry, of one device or of all
+    flags: Tensor | None  # [devices, entries]: what is kept; None: all that is here
 
     def rows(self, part: slice) -> "_Flat":
         """Return some of the devices."""
-        inside = None if self.inside is None else self.inside[part]
-        return _Flat(self.codes[part], inside, self.kept[part], self.until[part], self.ends)
+        outline, number, flags = self.outline.rows(part), self.number, self.flags
+        if self.codes.ndim == 2:
+            number = number[part] if number.ndim == 2 else number
+            return _Flat(outline, self.codes[part], number, None if flags is None else flags[part])
+        begin = int(self.outline.inside[: part.start].sum())
+        return _Flat(outline, self.codes[begin : begin + int(outline.inside.sum())], number, None)
+
+    def by_code(self, values: Tensor) -> Tensor:
+        """Return values of devices, one for each of the codes."""
+        if self.codes.ndim == 2:
+            return values[:, None]
+        return values.repeat_interleave(self.outline.inside.sum(dim=(1, 2)))
 
     def bins(self, codes: Tensor, size: int) -> Bins:
         """Return how often each of `size` codes is kept."""
-        shape = (*self.kept.shape, size)
-        first = prod(shape[1:]) * torch.arange(len(codes), device=codes.device)
-        keys, begin = codes + first.to(codes.dtype)[:, None], 0
-        for end, number in self.ends:
-            keys[:, begin:end] += size * number
-            begin = end
-        if self.inside is None:
-            return Bins(*tally(keys.flatten(), prod(shape)), shape)
-        if on_host(keys):
-            kept = keys.flatten().index_select(0, where_set(self.inside))
-            return Bins(*tally(kept, prod(shape)), shape)
-        # One more bin takes what is not kept.
-        keys = torch.where(self.inside, keys, prod(shape))
-        place, often = tally(keys.flatten(), prod(shape) + 1)
-        return Bins(place[:-1], often[:-1], shape)
+        grid, (devices, columns, tensors) = self.outline.grid, self.outline.kept.shape
+        shape = devices, columns, tensors, size
+        if codes.ndim == 1:
+            # The entries of a device lie tensor by tensor.
+            piece = grid.piece.numpy()
+            first = np.arange(0, devices * columns * tensors, columns * tensors, dtype=np.int32)
+            counts = self.outline.inside.flatten(1).numpy()[:, piece]
+            base = np.repeat(((first[:, None] + piece) * np.int32(size)).ravel(), counts.ravel())
+            return Bins.of(torch.from_numpy(codes.numpy() + base), shape)
+        device = torch.arange(devices, dtype=torch.int32, device=codes.device)[:, None]
+        keys = (codes + self.number * size).add_(device * (columns * tensors * size))
+        return Bins.of(keys, shape, self.flags)
+
+    def large(self) -> tuple[Tensor, Tensor]:
+        """Return codes that may be too large for a table, and their devices.
+
+        On the host these are few. Elsewhere they are all codes, as nobody waits for a count.
+        """
+        device = torch.arange(len(self.outline.kept), device=self.codes.device)
+        if not on_host(self.codes):
+            return self.codes, device[:, None]
+        where = where_set(self.codes >= _LIMITS[0])
+        rows = self.by_code(device).expand(self.codes.shape).flatten()
+        return self.codes.flatten().index_select(0, where), rows.index_select(0, where)
+
+    def divided(self) -> "_Ends":
+        """Return how codes are divided between tables, low bits and what is sent as it is."""
+        codes, none = self.codes, self.outline.kept.new_zeros(len(self.outline.kept))
+        most = self.outline.form.most_code
+        if on_host(codes) or not codes.numel():
+            most = int(codes.max()) if codes.numel() else 0
+        if most <= _LIMITS[0]:
+            return _Ends(none, none, most + 1, plain=True)
+        large, device = self.large()
+        if on_host(codes):
+            largest = none.scatter_reduce(0, device, large.long(), "amax")
+        else:
+            largest = large.amax(dim=1).long()
+        low, limit, ends = _divisions(most, codes.device)
+        reached, size = torch.bucketize(large, ends, right=True), len(ends) + 1
+        often = histogram(reached + size * device, size * len(none)).view(-1, size)
+        beyond = often[:, 1:].flip(1).cumsum(dim=1).flip(1)
+        costs = low * len(self.outline.grid.number) + 8 * limit + (_LARGE + _ESCAPE) * beyond
+        best, some = costs.argmin(dim=1), largest > _LIMITS[0]
+        low, limit = low[best] * some, limit[best] * some
+        # A limit that nothing reaches is none.
+        limit = limit * (largest >> low >= limit)
+        if on_host(codes):
+            most = int(torch.where(limit > 0, limit, largest >> low).max())
+        return _Ends(low, limit, min(most + 1, MOST_SYMBOLS), plain=False)
+
+    def counts(self, ends: "_Ends") -> _Counts:
+        """Return every symbol, counted."""
+        codes, apart = self.codes, self.outline.form.signs_apart
+        if ends.plain:
+            found = levels = self.bins(codes, ends.size)
+        else:
+            most = torch.where(ends.limit > 0, ends.limit, ends.size).to(codes.dtype)
+            high = (codes >> self.by_code(ends.low.to(codes.dtype))).minimum(self.by_code(most))
+            found = levels = self.bins(high, ends.size)
+        if apart and not ends.plain:
+            # The first symbol then also stands for codes that have low bits only.
+            levels = self.bins(codes.clamp(max=1), 2)
+        signed = levels.by_column(levels.often * (levels.symbol > 0)) if apart else None
+        return _Counts(found, ends, signed)
+
+    def bits(self) -> Tensor:
+        """Return how many bits messages have at most, [devices, columns]."""
+        ends, (devices, columns, tensors) = self.divided(), self.outline.kept.shape
+        at_once = _BINS if on_host(self.codes) else _BINS_ELSEWHERE
+        if devices > 1 and devices * columns * tensors * ends.size > at_once:
+            # Half of the devices may have shorter tables.
+            middle = devices // 2
+            halves = slice(0, middle), slice(middle, devices)
+            return torch.cat([self.rows(part).bits() for part in halves])
+        return _counted_bits(self.outline, self.counts(ends))
 
 
-def _entry_flags(symbols: Symbols, name: str, tensor: TensorLayout, form: SymbolFormat) -> Tensor:
-    """Return the flag of its unit for every entry."""
-    if name not in symbols.kept:
-        like = symbols.quantisation_levels[name]
-        return torch.ones(1, tensor.entries, dtype=torch.bool, device=like.device)
-    kept, unit = symbols.kept[name], form.unit(tensor)
-    return kept if unit == 1 else kept.repeat_interleave(unit, dim=1)
+def _counted_bits(outline: Outline, counts: _Counts) -> Tensor:
+    chosen, ends, form = choose(counts.symbols), counts.ends, outline.form
+    words, heads, inside = chosen.bits, _head_bits(outline, chosen, ends), array_of(outline.inside)
+    if any(outline.flagged):
+        gaps = gap_sizes(outline.kept, outline.until, outline.grid.units)
+        words = words + gaps.bits.sum(axis=2)
+        flags = _number_bytes(array_of(outline.kept)) + _number_bytes(gaps.pieces)
+        for at, flagged in enumerate(outline.flagged):
+            if not flagged:
+                flags[..., at] = 0
+        heads = heads + 8 * flags.sum(axis=2)
+    if not ends.plain:
+        words = words + array_of(ends.low)[:, None] * inside.sum(axis=2)
+    strings = [_WORD * (library_of(words).ceil(words / _WORD) + _ENDING)]
+    if counts.signed is not None:
+        strings.append(8 * library_of(words).ceil(counts.signed / 8))
+    if form.numbers:
+        strings.append(8.0 * outline.dtype.itemsize * inside.sum(axis=2))
+    if form.bucket is not None:
+        strings.append(32.0 * array_of(_bucketed(outline.inside, form.bucket)).sum(axis=2))
+    if not ends.plain:
+        symbols, limit = counts.symbols, counts.symbols.of_device(array_of(ends.limit))
+        beyond = symbols.often * ((symbols.symbol == limit) & (limit > 0))
+        strings.append(_LARGE * symbols.by_column(beyond))
+    bits = library_of(words).stack(strings)
+    return torch.as_tensor(heads + (bits + _length_bits(bits)).sum(axis=0))
 
 
-def count(symbols: Symbols, layout: MessageLayout, form: SymbolFormat) -> Counts:
-    """Return every symbol, flag and length of a stack, counted."""
-    flat = _Flat.of(symbols, layout, form)
-    return _count(flat, _divide(flat, form))
+def _head_bits(outline: Outline, chosen: Choice, ends: "_Ends") -> Array:
+    """Return the bits of columns without their flags and what their byte strings hold.
+
+    Scales that go ahead with the first column are counted, too.
+    """
+    ahead = outline.stated if outline.form.bucket is None else ()
+    tensors, scales = len(outline.flagged), 32 * sum(ahead)
+    # One byte for the record and for each tensor, two for each of its strings, one for each number
+    # and list in it.
+    same = 1 + tensors + _list_bytes(tensors) + 2 * 5 + 5
+    first = (chosen.lengths + _exceeded(chosen.lengths, _TABLES)).sum(axis=1)
+    known = _list_bytes(tensors) + _list_bytes(len(ahead)) + sum(map(_number_bytes, ahead)) - 5
+    first = first + _list_bytes((chosen.lengths > 0).sum(axis=1))
+    first = first + _number_bytes(chosen.use).sum(axis=1)
+    first = first + _number_bytes(array_of(ends.low)) + _number_bytes(array_of(ends.limit))
+    found = library_of(first).full_like(chosen.bits, 8.0 * same, dtype=library_of(first).float64)
+    found[:, 0] += 8 * first + (8 * known + scales + _length_bits(scales))
+    return found
 
 
-def _count(flat: _Flat, ends: "_Ends") -> Counts:
-    codes = flat.codes
-    if ends.plain:
-        found = levels = flat.bins(codes, ends.size)
-    else:
-        most = torch.where(ends.limit > 0, ends.limit, ends.size).to(codes.dtype)
-        high = (codes >> ends.low.to(codes.dtype)[:, None]).minimum(most[:, None])
-        found = flat.bins(high, ends.size)
-        # The first symbol then also stands for codes that have low bits only.
-        levels = flat.bins(codes.clamp(max=1), 2)
-    zeros = levels.by_column(levels.often * (levels.symbol == 0))
-    return Counts(found, flat.kept, flat.until, ends.low, ends.limit, zeros)
+# Beyond each of these bounds a number, list, string or table takes a byte more.
+_NUMBERS, _LISTS = (127, 255, 65535, 65535), (15, 15, 65535, 65535)
+_STRINGS, _TABLES = (2047, 524287, 524287), (0, 0, 255)
+
+
+def _exceeded(number: Array, bounds: tuple[int, ...]) -> Array:
+    """Return how many of the bounds numbers exceed."""
+    if isinstance(number, int):
+        return sum(number > bound for bound in bounds)
+    if isinstance(number, Tensor):
+        return torch.bucketize(number, _bounds(bounds, number.dtype, number.device))
+    return _bounds(bounds, torch.float64, torch.device("cpu")).numpy().searchsorted(number)
+
+
+@lru_cache(maxsize=64)
+def _bounds(bounds: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(bounds, dtype=dtype).to(device)
+
+
+def _number_bytes(number: Array) -> Array:
+    """Return the bytes of whole numbers from -1 to 2 ** 32 - 1 in msgpack."""
+    return 1 + _exceeded(number, _NUMBERS)
+
+
+def _list_bytes(length: Array) -> Array:
+    """Return the bytes that say how long a list is."""
+    return 1 + _exceeded(length, _LISTS)
+
+
+def _length_bits(bits: Array) -> Array:
+    """Return by how many bits the length of a byte string exceeds that of an empty one."""
+    return 8 * _exceeded(bits, _STRINGS)
 
 
 class _Ends(NamedTuple):
@@ -362,55 +490,18 @@ class _Ends(NamedTuple):
     size: int
     plain: bool  # no row has low bits or a limit
 
-    def rows(self, part: slice) -> "_Ends":
-        """Return those of some devices."""
-        return _Ends(self.low[part], self.limit[part], self.size, self.plain)
 
+@lru_cache(maxsize=64)
+def _divisions(most: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the pairs of low bits and a limit that are tried, and the codes where they end.
 
-def _divide(flat: _Flat, form: SymbolFormat) -> _Ends:
-    """Return how codes are divided between tables, low bits and what is sent as it is."""
-    codes, none = flat.codes, flat.kept.new_zeros(len(flat.codes))
-    if not codes.numel():
-        return _Ends(none, none, 1, plain=True)
-    largest = codes.amax(dim=1).long()
-    most = int(largest.max()) if on_host(codes) else form.most_code
-    if most <= _LIMITS[0]:
-        return _Ends(none, none, most + 1, plain=True)
-    rows = worth_a_look(largest > _LIMITS[0])
-    low, limit = (
-        none.index_copy(0, rows, each) * (largest > _LIMITS[0])
-        for each in _shortest_division(codes.index_select(0, rows))
-    )
-    # A limit that nothing reaches is none.
-    limit = limit * (largest >> low >= limit)
-    if on_host(codes):
-        most = int(torch.where(limit > 0, limit, largest >> low).max())
-    return _Ends(low, limit, min(most + 1, MOST_SYMBOLS), plain=False)
-
-
-def _shortest_division(codes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the low bits and the limit that make messages with these codes about the shortest."""
-    low, limit = _divisions(codes.device)
-    ends = limit << low
-    # Mostly few codes are that large: only these are looked at.
-    where = worth_a_look(codes >= _LIMITS[0])
-    reached = torch.bucketize(codes.flatten().index_select(0, where), ends, right=True)
-    row, size = where // codes.shape[1], len(ends) + 1
-    place, counts = tally(reached + size * row, size * len(codes))
-    often = torch.zeros(size * len(codes), dtype=torch.int64, device=codes.device)
-    often = often.index_copy_(0, place, counts).view(len(codes), size)
-    beyond = often[:, 1:].flip(1).cumsum(dim=1).flip(1)
-    costs = low * codes.shape[1] + 8 * limit + (_LARGE + _ESCAPE) * beyond
-    best = costs.argmin(dim=1)
-    return low[best], limit[best]
-
-
-@lru_cache(maxsize=16)
-def _divisions(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return all pairs of low bits and a limit that are tried."""
-    low = [0] * len(_LIMITS) + list(_LOW)
-    limit = [*_LIMITS, *[_LIMITS[-1]] * len(_LOW)]
-    return torch.tensor(low, device=device), torch.tensor(limit, device=device)
+    After the first that ends beyond `most` all others make messages longer.
+    """
+    pairs = [(0, limit) for limit in _LIMITS] + [(low, _LIMITS[-1]) for low in _LOW]
+    tried = [pair for pair in pairs if pair[1] << pair[0] <= most]
+    tried += pairs[len(tried) : len(tried) + 1]
+    low, limit = torch.tensor(tried).to(device).unbind(1)
+    return low, limit, (limit << low).to(torch.int32)
 
 
 # --- writing ----------------------------------------------------------------------------------
@@ -418,13 +509,14 @@ def _divisions(device: torch.device) -> tuple[Tensor, Tensor]:
 
 def pack(symbols: Symbols, layout: MessageLayout, form: SymbolFormat) -> tuple[bytes, ...]:
     """Return the symbols of one device as bytes, column by column."""
-    counts = count(symbols, layout, form)
-    low, limit = int(counts.low[0]), int(counts.limit[0])
+    flat = _flat(symbols, layout, form)
+    counts = flat.counts(flat.divided())
+    low, limit = int(counts.ends.low[0]), int(counts.ends.limit[0])
     tables, use = _chosen_tables(counts)
     models = [model(table) for table in tables]
     used = [models[number] if number >= 0 else None for number in use]
     there = layout.columns if symbols.columns is None else symbols.columns
-    scales = _packed_scales(symbols, layout, form, counts)
+    scales = _packed_scales(symbols, layout, flat.outline)
     columns = []
     for number in range(there):
         writer = _Writer(form, low, limit)
@@ -438,16 +530,17 @@ def pack(symbols: Symbols, layout: MessageLayout, form: SymbolFormat) -> tuple[b
             limit=limit,
             tables=[table.tobytes() for table in tables],
             use=use,
-            counts=_scale_counts(symbols, layout) if form.bucket is None else [],
+            counts=list(flat.outline.stated) if form.bucket is None else [],
         )
     return tuple(msgspec.msgpack.encode(column) for column in columns)
 
 
-def _chosen_tables(counts: Counts) -> tuple[list[Bytes], list[int]]:
+def _chosen_tables(counts: _Counts) -> tuple[list[Bytes], list[int]]:
     """Return the tables of one message, and which of them each tensor uses."""
     chosen, (_, _, *shape) = choose(counts.symbols), counts.symbols.shape
-    every, use = np.zeros(shape, dtype=np.uint8), _on_host(chosen.use[0])
-    every.put(_on_host(chosen.place), _on_host(chosen.table))
+    every, use = np.zeros(shape, dtype=np.uint8), np.asarray(torch.as_tensor(chosen.use[0]).cpu())
+    where = slice(None) if chosen.place is None else chosen.place
+    every.reshape(-1)[where] = torch.as_tensor(chosen.table).cpu().flatten()
     # Each tensor has the bytes of its own symbols: together they are the table.
     joined = [every[use == number].max(axis=0) for number in range(use.max(initial=-1) + 1)]
     return [np.trim_zeros(table, "b") for table in joined], use.tolist()
@@ -535,16 +628,13 @@ class _Writer:
         )
 
 
-def _packed_scales(
-    symbols: Symbols, layout: MessageLayout, form: SymbolFormat, counts: Counts
-) -> Sequence[bytes]:
+def _packed_scales(symbols: Symbols, layout: MessageLayout, outline: Outline) -> Sequence[bytes]:
     """Return the scales that every column carries."""
     scales = {name: _on_host(rows[0]).astype("<f4") for name, rows in symbols.scales.items()}
-    if form.bucket is None:
+    if outline.form.bucket is None:
         first = b"".join(scales[name].tobytes() for name in layout.tensors if name in scales)
         return [first, *[b""] * (layout.columns - 1)]
-    inside = _Pieces.of(layout, form, counts.kept.device).inside(counts.kept)
-    ends = _on_host(_bucketed(inside, form.bucket)[0].cumsum(dim=0))
+    ends = _on_host(_bucketed(outline.inside, outline.form.bucket)[0].cumsum(dim=0))
     begins = np.vstack([np.zeros_like(ends[:1]), ends[:-1]])
     return [
         b"".join(
@@ -567,8 +657,10 @@ def unpack(columns: Sequence[bytes], layout: MessageLayout, form: SymbolFormat) 
 
     Raise BadMessage for bytes that `pack` cannot have made.
     """
-    pieces = _Pieces.of(layout, form, torch.device("cpu"))
-    sizes = pieces.entries.sum(dim=1).tolist()
+    sizes = [
+        sum(tensor.ends[column] - tensor.begins(column) for tensor in layout.tensors.values())
+        for column in range(layout.columns)
+    ]
     records = [_record(data, size, layout) for data, size in zip(columns, sizes, strict=False)]
     targets = [_Target(tensor, form, layout) for tensor in layout.tensors.values()]
     if not records:
@@ -705,7 +797,7 @@ class _Reader:
         if kept in (0, there):
             return np.arange(kept)
         most = torch.tensor([kept, there, there])
-        if not kept <= pieces <= int(gap_pieces(*most)):
+        if not kept <= pieces <= int(gap_sizes(*most).pieces):
             raise BadMessage(f"{pieces} gap symbols for {kept} kept units of {there}")
         known = gaps(int(gap_share(*most[:2])))
         where = from_gaps(self._decode(known.model, pieces), known.longest)

@@ -7,6 +7,7 @@ the same in binary floating point on all machines, so both ends of a message bui
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 import constriction
@@ -16,7 +17,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anyfleet.arrays import Ints
-from anyfleet.parts.codec.ranking import group_sums, on_host, worth_a_look
+from anyfleet.parts.codec.ranking import (
+    Array,
+    array_of,
+    histogram,
+    library_of,
+    log2,
+    on_host,
+    tally,
+)
 
 Model = Any  # of symbols, for a range coder
 _Categorical = constriction.stream.model.Categorical
@@ -41,38 +50,70 @@ ROUNDING_BITS = 2e-4
 class Choice(NamedTuple):
     """The tables of a stack of messages: a common one each, and some tensors with their own."""
 
-    bits: Tensor  # [devices, columns]: of all symbols
-    lengths: Tensor  # [devices, 1 + tensors]: symbols of the common table, then of own ones; or 0
-    use: Tensor  # [devices, tensors]: the number of the table; -1: the tensor has no symbols
-    place: Tensor  # symbols of tensors, counted through [devices, tensors, symbols]
-    table: Tensor  # their bytes
+    bits: Array  # [devices, columns]: of all symbols
+    lengths: Array  # [devices, 1 + tensors]: symbols of the common table, then of own ones; or 0
+    there: Array  # [devices, tensors]: flags of tensors that have symbols
+    apart: Array  # [devices, tensors]: flags of tensors that have their own table
+    place: Array | None  # symbols of tensors, counted through [devices, tensors, symbols]; or all
+    table: Array  # their bytes
+
+    @property
+    def use(self) -> Array:
+        """The number of the table of each tensor, [devices, tensors]; -1: it has no symbols."""
+        some = (self.there & ~self.apart).any(axis=1)[:, None]
+        number = self.apart.cumsum(axis=1) - 1 + some
+        return number * self.apart + (1 * self.there - 1) * ~self.apart
 
 
 @dataclass(frozen=True, eq=False)
 class Bins:
     """How often symbols occur: bins of a histogram [devices, columns, tensors, symbols].
 
-    Bins that are not named hold nothing.
+    On the host these are the bins that `place` names, and the others hold nothing. Elsewhere they
+    are all bins, as nobody waits for which hold something.
     """
 
-    place: Tensor  # in the histogram
-    often: Tensor
+    often: Array  # 64-bit floats
     shape: tuple[int, int, int, int]
+    place: Array | None = None
+
+    @classmethod
+    def of(
+        cls, keys: Tensor, shape: tuple[int, int, int, int], flags: Tensor | None = None
+    ) -> "Bins":
+        """Return how often bins are named by keys; off the host `flags` say which of them count."""
+        if on_host(keys):
+            place, often = tally(keys.numpy(), prod(shape))
+            return cls(often.astype(np.float64), shape, place)
+        if flags is not None:
+            # One more bin takes what does not count.
+            keys = torch.where(flags, keys, prod(shape))
+        return cls(histogram(keys, prod(shape) + 1)[:-1].double().view(shape), shape)
 
     @cached_property
-    def symbol(self) -> Tensor:
+    def symbol(self) -> Array:
         """The symbol of every bin."""
+        if self.place is None:
+            return torch.arange(self.shape[3], device=self.often.device)
         return self.place % self.shape[3]
 
     @cached_property
-    def line(self) -> Tensor:
-        """The column of its device that has the bin, counted through all devices."""
-        return self.place // (self.shape[2] * self.shape[3])
+    def line(self) -> Array:
+        """The column of its device that has the bin, counted through all devices; on the host."""
+        return None if self.place is None else self.place // (self.shape[2] * self.shape[3])
 
-    def by_column(self, values: Tensor) -> Tensor:
+    def of_device(self, values: Array) -> Array:
+        """Return for every bin the value of its device."""
+        if self.place is None:
+            return values[:, None, None, None]
+        return values[self.line // self.shape[1]]
+
+    def by_column(self, values: Array) -> Array:
         """Return the sums of values of bins, [devices, columns]."""
+        if self.place is None:
+            return values.sum(dim=(2, 3))
         devices, columns, *_ = self.shape
-        return group_sums(values.double(), self.line, devices * columns).view(devices, columns)
+        return np.bincount(self.line, values, devices * columns).reshape(devices, columns)
 
 
 def choose(bins: Bins) -> Choice:
@@ -82,128 +123,187 @@ def choose(bins: Bins) -> Choice:
     """
     devices, _, tensors, symbols = bins.shape
     counted, at = _by_tensor(bins)
-    own, row = _fitting(counted), counted.group // max(1, tensors)
-
-    def common(often: Tensor) -> _Tables:
-        """Return one table for all tensors of each device, at the bins of every tensor."""
-        every, at = _merged(often, row * symbols + counted.symbol, (devices, symbols))
-        table, bits, lengths = _fitting(every)
-        return _Tables(table.index_select(0, at), bits.index_select(0, at), lengths)
-
-    shared = common(counted.often)
-    there = own.lengths.view(devices, tensors) > 0
-    price = (_TABLE_BITS + 8 * own.lengths).view(devices, tensors)
-    costs = [counted.summed(counted.often * each.bits) for each in (shared, own)]
-    apart = there & (costs[0] > costs[1] + price.flatten()).view(devices, tensors)
-    table, bits, lengths = shared
-    if not on_host(apart) or bool(apart.any()):
-        alone = apart.flatten()[counted.group]
-        rest = common(counted.often * ~alone)
-        mixed = torch.where(alone, own.bits, rest.bits)
-        together, divided = (
-            group_sums(counted.often * each, row, devices) for each in (bits, mixed)
-        )
-        divided = divided + 8 * rest.lengths + (price * apart).sum(dim=1)
+    common = _Common.of(counted, (devices, tensors, symbols))
+    own, shared = _fitting(counted.beside(common.merged(counted.often))).split(counted)
+    table, bits, lengths = common.spread(shared)
+    price = _TABLE_BITS + 8 * own.lengths
+    costs = [counted.summed(counted.often * each) for each in (bits, own.bits)]
+    apart = (own.lengths > 0) & (costs[0] > costs[1] + price)
+    # Off the host nobody waits for whether there are some.
+    if tensors > 1 and (bins.place is None or apart.any()):
+        where, alone = library_of(apart).where, counted.of_group(apart)
+        rest = common.spread(_fitting(common.merged(counted.often * ~alone)))
+        mixed = where(alone, own.bits, rest.bits)
+        together, divided = (common.summed(counted.often * each) for each in (bits, mixed))
+        divided = divided + 8 * rest.lengths + (price * apart).reshape(devices, tensors).sum(axis=1)
         shorter = divided < together + 8 * lengths
-        apart &= shorter[:, None]
-        divide = shorter[row]
-        bits = torch.where(divide, mixed, bits)
-        table = torch.where(divide, torch.where(alone, own.table, rest.table), table)
-        lengths = torch.where(shorter, rest.lengths, lengths)
-    some = (there & ~apart).any(dim=1, keepdim=True)
+        every = shorter[:, None] & (own.lengths >= 0).reshape(devices, tensors)
+        divide = counted.of_group(every.reshape(-1))
+        apart = apart & every.reshape(-1)
+        bits = where(divide, mixed, bits)
+        table = where(divide, where(alone, own.table, rest.table), table)
+        lengths = where(shorter, rest.lengths, lengths)
+    there, apart, alone = (
+        each.reshape(devices, tensors) for each in (own.lengths > 0, apart, own.lengths * apart)
+    )
+    some = (there & ~apart).any(axis=1)
+    if at is not None:
+        bits = bits[at]
+    elif bins.place is None:
+        bits = bits.view(devices, 1, tensors, symbols)
     return Choice(
-        bits=bins.by_column(bins.often * (bits if at is None else bits.index_select(0, at))),
-        lengths=torch.cat([lengths[:, None] * some, own.lengths.view_as(apart) * apart], dim=1),
-        use=torch.where(apart, apart.cumsum(dim=1) - 1 + some, there.long() - 1),
+        bits=bins.by_column(bins.often * bits),
+        lengths=library_of(alone).concatenate([(lengths * some)[:, None], alone], axis=1),
+        there=there,
+        apart=apart,
         place=counted.place,
         table=table,
     )
 
 
 class _Groups(NamedTuple):
-    """Bins of a histogram [groups, symbols], one group after the other."""
+    """Bins of a histogram [groups, symbols], one group after the other; off the host all bins."""
 
-    place: Tensor
-    often: Tensor  # 64-bit floats
-    group: Tensor
-    symbol: Tensor
+    often: Array  # 64-bit floats
+    symbol: Array
     groups: int
+    place: Array | None = None
+    group: Array | None = None
 
-    def summed(self, values: Tensor) -> Tensor:
-        """Return the sum of values over every group."""
-        return group_sums(values, self.group, self.groups)
+    def beside(self, other: "_Groups") -> "_Groups":
+        """Return these groups, and after them those of another."""
+        groups = self.groups + other.groups
+        if self.group is None or other.group is None:
+            return _Groups(torch.cat([self.often, other.often]), self.symbol, groups)
+        group = np.concatenate([self.group, other.group + self.groups])
+        often, symbol = (np.concatenate(pair) for pair in zip(self[:2], other[:2], strict=True))
+        return _Groups(often, symbol, groups, group=group)
 
-    def largest(self, values: Tensor) -> Tensor:
+    def of_group(self, values: Array) -> Array:
+        """Return for every bin the value of its group."""
+        return values[:, None] if self.group is None else values[self.group]
+
+    def summed(self, values: Array) -> Array:
+        """Return the sum of values over every group; it does not depend on other groups."""
+        if self.group is None:
+            return values.sum(dim=1)
+        return np.bincount(self.group, values, self.groups)
+
+    def largest(self, values: Array) -> Array:
         """Return the largest value of every group; values are 0 or more, and 0 stands for none."""
-        if not on_host(values):
-            return values.view(self.groups, len(values) // max(1, self.groups)).amax(dim=1)
-        return values.new_zeros(self.groups).scatter_reduce_(0, self.group, values, "amax")
+        if self.group is None:
+            return values.amax(dim=1)
+        found = np.zeros(self.groups, values.dtype)
+        np.maximum.at(found, self.group, values)
+        return found
 
 
-def _by_tensor(bins: Bins) -> tuple[_Groups, Tensor | None]:
+def _by_tensor(bins: Bins) -> tuple[_Groups, Array | None]:
     """Return the bins of tensors, all columns together, and which is that of each bin.
 
     None: each bin is one.
     """
     devices, columns, tensors, symbols = bins.shape
+    groups = devices * tensors
+    if bins.place is None:
+        return _Groups(bins.often.sum(dim=1).view(groups, symbols), bins.symbol, groups), None
     if columns == 1:
-        group = bins.place // symbols
-        often = bins.often.double()
-        return _Groups(bins.place, often, group, bins.symbol, devices * tensors), None
+        return _Groups(bins.often, bins.symbol, groups, bins.place, bins.place // symbols), None
     # Without the columns before it, a bin lies where it does in a message of one column.
     row, size = bins.line // columns, tensors * symbols
-    return _merged(bins.often, bins.place - (bins.line - row) * size, (devices * tensors, symbols))
+    place, at = _named(bins.place - (bins.line - row) * size, groups * symbols)
+    often = np.bincount(at, bins.often, len(place))
+    return _Groups(often, place % symbols, groups, place, place // symbols), at
 
 
-def _merged(often: Tensor, key: Tensor, shape: tuple[int, int]) -> tuple[_Groups, Tensor]:
-    """Return the bins of a histogram that keys name, and which of them is that of each key."""
-    groups, symbols = shape
-    size = groups * symbols
-    sums = torch.zeros(size, dtype=torch.float64, device=key.device)
-    sums.index_add_(0, key, often.double())
-    named = torch.zeros(size, dtype=torch.bool, device=key.device).index_fill_(0, key, 1)
-    place = worth_a_look(named)
-    at = place.new_zeros(size).index_copy_(0, place, torch.arange(len(place), device=key.device))
-    group = place // symbols
-    found = _Groups(place, sums.index_select(0, place), group, place - group * symbols, groups)
-    return found, at.index_select(0, key)
+def _named(key: Ints, size: int) -> tuple[Ints, Ints]:
+    """Return the numbers below `size` that keys name, ascending, and which is that of each key."""
+    flags = np.zeros(size, dtype=bool)
+    flags[key] = True
+    place, at = np.flatnonzero(flags), np.empty(size, dtype=np.int64)
+    at[place] = np.arange(len(place))
+    return place, at[key]
+
+
+class _Common(NamedTuple):
+    """The bins of all tensors of a device, put together."""
+
+    shape: tuple[int, int, int]  # devices, tensors, symbols
+    bins: _Groups  # of devices; how often they occur is still open
+    row: Array | None = None  # on the host, the device of every bin of a tensor
+    at: Array | None = None  # and its bin
+
+    @classmethod
+    def of(cls, counted: _Groups, shape: tuple[int, int, int]) -> "_Common":
+        """Return the bins of devices, from those of tensors."""
+        devices, tensors, symbols = shape
+        if counted.group is None:
+            return cls(shape, counted._replace(groups=devices))
+        row = counted.group // max(1, tensors)
+        place, at = _named(row * symbols + counted.symbol, devices * symbols)
+        bins = _Groups(counted.often, place % symbols, devices, place, place // symbols)
+        return cls(shape, bins, row, at)
+
+    def merged(self, often: Array) -> _Groups:
+        """Return the bins of devices when those of tensors occur so often."""
+        if self.at is None:
+            return self.bins._replace(often=often.view(self.shape).sum(dim=1))
+        return self.bins._replace(often=np.bincount(self.at, often, len(self.bins.symbol)))
+
+    def spread(self, tables: "_Tables") -> "_Tables":
+        """Return the tables of devices at the bins of tensors."""
+        if self.at is None:
+            table, bits = (e.repeat_interleave(self.shape[1], dim=0) for e in tables[:2])
+        else:
+            table, bits = (each[self.at] for each in tables[:2])
+        return _Tables(table, bits, tables.lengths)
+
+    def summed(self, values: Array) -> Array:
+        """Return the sums of values of bins of tensors over devices."""
+        if self.row is None:
+            return values.view(self.shape[0], -1).sum(dim=1)
+        return np.bincount(self.row, values, self.shape[0])
 
 
 class _Tables(NamedTuple):
     """Tables at bins: the bytes of symbols, the bits that these take, and how long tables are."""
 
-    table: Tensor
-    bits: Tensor
-    lengths: Tensor  # of all groups
+    table: Array
+    bits: Array
+    lengths: Array  # of all groups
+
+    def split(self, first: _Groups) -> "tuple[_Tables, _Tables]":
+        """Return the tables of the first groups, and those of the rest."""
+        table, bits, lengths = self
+        bins, groups = len(first.often), first.groups
+        mine = _Tables(table[:bins], bits[:bins], lengths[:groups])
+        return mine, _Tables(table[bins:], bits[bins:], lengths[groups:])
 
 
 def _fitting(bins: _Groups) -> _Tables:
     """Return the table of every group that fits how often its symbols occur."""
-    known = _constants(bins.often.device)
-    size = bins.often * (known.weights[_FULL] / bins.largest(bins.often).clamp(min=1))[bins.group]
+    device = torch.device("cpu") if bins.group is not None else bins.often.device
+    weights, logarithms, between = map(array_of, _constants(device))
+    some = bins.often > 0
+    size = bins.often * bins.of_group(weights[_FULL] / bins.largest(bins.often).clip(min=1))
     # Weights have four digits, so those of a number say between which two weights it lies.
-    below = ((size.view(torch.int64) >> _DIGITS_BELOW) - _SMALLEST).clamp(0, _FULL - 2)
-    above = size > known.between.index_select(0, below)
+    digits = size.view(library_of(size).int64) >> _DIGITS_BELOW
+    below = (digits - _SMALLEST).clip(0, _FULL - 2)
     # What occurs must have a probability, however small.
-    table = (below + above + 1) * (bins.often > 0)
-    total = bins.summed(known.weights.index_select(0, table)).clamp(min=1).log2()
-    bits = total[bins.group] - known.logarithms.index_select(0, table) + ROUNDING_BITS
-    return _Tables(table, bits, bins.largest((bins.symbol + 1) * (table > 0)))
-
-
-class _Constants(NamedTuple):
-    """What bytes stand for, where they lie."""
-
-    weights: Tensor
-    logarithms: Tensor
-    between: Tensor  # the weights from which on the next byte is nearer
+    table = (below + (size > between[below]) + 1) * some
+    total = log2(bins.summed(weights[table]).clip(min=1))
+    bits = bins.of_group(total) - logarithms[table] + ROUNDING_BITS
+    return _Tables(table, bits, bins.largest((bins.symbol + 1) * some))
 
 
 @lru_cache(maxsize=16)
-def _constants(device: torch.device) -> _Constants:
+def _constants(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return weights, their logarithms, and the sizes from which on the next weight is nearer."""
     steps = _WEIGHTS[1 : _FULL + 1]
-    arrays = _WEIGHTS, np.log2(np.maximum(_WEIGHTS, 1)), np.sqrt(steps[1:] * steps[:-1])
-    return _Constants(*(torch.from_numpy(each).to(device) for each in arrays))
+    between = np.sqrt(steps[1:] * steps[:-1])
+    arrays = _WEIGHTS, np.log2(np.maximum(_WEIGHTS, 1)), between
+    weights, logarithms, nearer = (torch.from_numpy(each).to(device) for each in arrays)
+    return weights, logarithms, nearer
 
 
 def model(table: Bytes) -> Model:
@@ -220,6 +320,13 @@ class Gaps(NamedTuple):
     longest: int
 
 
+class GapSizes(NamedTuple):
+    """What the gaps between kept units take; 0 where all are kept, or none is."""
+
+    bits: Array
+    pieces: Array  # symbols, at most
+
+
 def gap_share(kept: Tensor, units: Tensor) -> Tensor:
     """Return the share of kept units in 1/65536, to 8 binary digits, so that models are few."""
     shares = (kept * _ONE // units.clamp(min=1)).clamp(min=1)
@@ -227,26 +334,27 @@ def gap_share(kept: Tensor, units: Tensor) -> Tensor:
     return (shares >> spare << spare).clamp(1, _ONE - 1)
 
 
-def gap_bits(kept: Tensor, until: Tensor, units: Tensor) -> Tensor:
-    """Return the bits of the gaps between kept units, the last of which is number `until`.
+def gap_sizes(kept: Tensor, until: Tensor, units: Tensor) -> GapSizes:
+    """Return what the gaps between kept units take, the last of which is number `until`."""
+    longest, taken, left = map(array_of, _gap_tables(kept.device))
+    kept, until, units = map(array_of, (kept, until, units))
+    skipped, some, share = until - kept, kept < units, kept * _ONE // units.clip(min=1)
+    pieces = (kept + skipped // longest[share]) * some
+    bits = pieces * ROUNDING_BITS - kept * taken[share] - skipped * left[share]
+    return GapSizes(bits * some, pieces)
 
-    0 where all are kept, or none is.
+
+@lru_cache(maxsize=16)
+def _gap_tables(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what is known of gaps by the share of kept units in 1/65536, from 0 on.
+
+    These are the longest one, and the logarithms of how probable a unit is kept or left out.
     """
-    share = gap_share(kept, units).double() / _ONE
-    pieces = gap_pieces(kept, until, units)
-    bits = pieces * ROUNDING_BITS - kept * share.log2() - (until - kept) * (1 - share).log2()
-    return bits * _some_kept(kept, units)
-
-
-def gap_pieces(kept: Tensor, until: Tensor, units: Tensor) -> Tensor:
-    """Return how many symbols gaps take at most."""
-    longest = _longest(gap_share(kept, units))
-    return (kept + (until - kept) // longest) * _some_kept(kept, units)
-
-
-def _some_kept(kept: Tensor, units: Tensor) -> Tensor:
-    """Return whether anything must be said about which units are kept."""
-    return (kept > 0) & (kept < units)
+    share = gap_share(torch.arange(_ONE + 1), torch.tensor(_ONE))
+    part = share.double() / _ONE
+    arrays = _longest(share), part.log2(), (1 - part).log2()
+    longest, taken, left = (each.to(device) for each in arrays)
+    return longest, taken, left
 
 
 def _longest(share: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from anyfleet.core.layout import MessageLayout, Symbols
@@ -50,7 +49,7 @@ class ErrorFeedback(Codec):
         self, rows: Params, sent_fraction: Tensor, layout: MessageLayout, state: Params
     ) -> Compressed:
         # A NaN would stay for ever: one bad round must not silence a device.
-        known = {name: torch.where(left.isfinite(), left, 0.0) for name, left in state.items()}
+        known = {name: left.nan_to_num(0.0, 0.0, 0.0) for name, left in state.items()}
         total = {name: v + known[name] if name in known else v for name, v in rows.items()}
         compressed = self.inner.compress(total, sent_fraction, layout, {})
         sent = compressed.received

@@ -23,7 +23,7 @@ from anyfleet.parts.codec.bitstream import SymbolFormat
 from anyfleet.parts.codec.kernels import Kernels
 from anyfleet.parts.codec.lookup import LEVELS, Table, count_of, looked_up, measured
 from anyfleet.parts.codec.quantiser import Quantiser, target_fraction
-from anyfleet.parts.codec.ranking import where_set
+from anyfleet.parts.codec.ranking import Chosen, any_left, array_of, joined, split, worth_a_look
 
 MOST_LEVELS = 1 << 16
 _AIM, _FULL = 0.985, 0.95  # of a budget: what is tried, and what is not worth another try
@@ -91,14 +91,19 @@ class Fgc(Quantiser):
         return self._fitted(kernels, count, levels, budget)
 
     def dequantise(self, symbols: Symbols, layout: MessageLayout) -> Params:
+        sent = symbols.quantisation_levels
+        if not sent:
+            return {}
         ends = next(iter(symbols.scales.values()), torch.zeros(1, 3))
-        low, high, steps = ends.to(layout.dtype).unsqueeze(-1).unbind(1)
-        found = {}
-        for name, levels in symbols.quantisation_levels.items():
-            part = (levels.abs() - 1) / steps.clamp(min=1)
-            grid = torch.where(part < 1, low + (high - low) * part, high)
-            found[name] = torch.where(levels == 0, 0, grid * levels.sign())
-        return found
+        every = joined(sent)
+        chosen = Chosen.of(torch.as_tensor(array_of(every) != 0))
+        low, high, steps = (
+            chosen.of_row(each) for each in ends.to(layout.dtype).expand(len(every), -1).unbind(1)
+        )
+        levels = chosen.values(every)
+        part = (levels.abs() - 1) / steps.clamp(min=1)
+        grid = torch.where(part < 1, low + (high - low) * part, high)
+        return split(chosen.everywhere(grid * levels.sign()), sent)
 
     def unpack(self, columns: Sequence[bytes], layout: MessageLayout) -> Symbols:
         symbols = super().unpack(columns, layout)
@@ -111,7 +116,8 @@ class Fgc(Quantiser):
     ) -> tuple[Symbols, Tensor]:
         """Return symbols and bits, with fewer kernels where a message exceeds its bit budget.
 
-        Devices leave the search when their message is found; who is left is read once a try.
+        Whether somebody is left is read once a try: nothing else is waited for. On the host, those
+        leave the search whose message is found.
         """
         search, part = _Search.of(count, levels, budget), kernels
         symbols = kernels.quantised(count, levels)
@@ -120,9 +126,9 @@ class Fgc(Quantiser):
         while True:
             search, done = search.after(some.sum(dim=1), tries)
             count = count.index_copy(0, search.row, search.kernels)
-            rest = where_set(~done)
-            if not len(rest):
+            if not any_left(~done):
                 break
+            rest = worth_a_look(~done)
             if len(rest) < len(done):
                 search, part = search.take(rest), part.take(rest)
             symbols = part.quantised(search.kernels, search.levels)

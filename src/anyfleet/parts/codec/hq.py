@@ -1,7 +1,6 @@
 """FedHQ: as many quantisation levels as the channel of each device carries."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import ClassVar, NamedTuple
@@ -15,10 +14,18 @@ from anyfleet.core.messages import Params
 from anyfleet.core.signals import FollowsSentFraction, Signal
 from anyfleet.errors import refuse
 from anyfleet.papers import FEDHQ, Paper
-from anyfleet.parts.codec.bitstream import SymbolFormat
-from anyfleet.parts.codec.qsgd import Qsgd, bucket_norms, quantised, uniforms
+from anyfleet.parts.codec.bitstream import Outline, SymbolFormat
+from anyfleet.parts.codec.qsgd import (
+    Qsgd,
+    bucket_norms,
+    bucket_sizes,
+    quantised,
+    split_scales,
+    uniforms,
+)
 from anyfleet.parts.codec.quantiser import Quantiser, target_fraction
-from anyfleet.parts.codec.topk import Places, TopK, check_keep, kept_entries, spread_symbols, top
+from anyfleet.parts.codec.ranking import any_left, joined, on_host, split, widths, worth_a_look
+from anyfleet.parts.codec.topk import Places, TopK, check_keep, kept_entries, top
 
 _HALVINGS = 8
 
@@ -72,64 +79,103 @@ class Hq(Quantiser):
     def measured(
         self, rows: Params, sent_fraction: Tensor, layout: MessageLayout
     ) -> tuple[Symbols, Tensor]:
+        if not rows:
+            return Symbols(), self.bits(Symbols(), layout)
         target = target_fraction(sent_fraction, self.sent_fraction)
         budget = (target * NUMBER_BITS * layout.entries).double()
-        kept, found = self._kept(rows, budget, layout)
-        choice = _choice(self.quantisation_levels, budget.device)
+        kept = self._kept(rows, budget, layout)
+        # Messages with every number of levels are tried together, as if they were more devices.
+        choice, devices = _choice(self.quantisation_levels, budget.device), len(budget)
+        levels, scales = kept.quantised(choice[:, None].expand(-1, devices))
+        bits = kept.bits(levels).view(len(choice), devices, -1)
+        fits = bits.sum(dim=2) <= budget
         # Bisection: `best` fits or is the first, everything from `beyond` on does not.
         best = torch.zeros_like(budget, dtype=torch.int64)
         beyond = torch.full_like(best, len(choice))
         for _ in range((len(choice) - 1).bit_length()):
             middle = (best + beyond) // 2
-            bits = self.bits(self._symbols(kept, choice[middle]), layout)
-            fits = bits.sum(dim=1) <= budget
-            found = torch.where(fits[:, None], bits, found)
-            best, beyond = torch.where(fits, middle, best), torch.where(fits, beyond, middle)
-        return self._symbols(kept, choice[best]), found
+            good = fits.gather(0, middle[None])[0]
+            best, beyond = torch.where(good, middle, best), torch.where(good, beyond, middle)
+        row = best * devices + torch.arange(devices, device=best.device)
+        levels, scales, bits = (
+            each.flatten(0, 1).index_select(0, row) for each in (levels, scales, bits)
+        )
+        symbols = Symbols(
+            quantisation_levels=split(kept.places.spread(levels), rows),
+            kept=split(kept.flags, rows),
+            scales=split_scales(scales, tuple(rows), kept.places.slots, self.bucket),
+        )
+        return symbols, bits
 
     def dequantise(self, symbols: Symbols, layout: MessageLayout) -> Params:
         return TopK(self.keep, Qsgd(bucket=self.bucket)).dequantise(symbols, layout)
 
-    def _kept(self, rows: Params, budget: Tensor, layout: MessageLayout) -> tuple["_Kept", Tensor]:
+    def _kept(self, rows: Params, budget: Tensor, layout: MessageLayout) -> "_Kept":
         """Return as many entries of every row as its budget holds with the fewest levels.
 
-        Their bits come with them. Whether some row is short is read once a try.
+        Whether some row is short is read once a try: nothing else is waited for. On the host, who
+        is not short is not tried again.
         """
-        kept = self._entries(rows, top(rows, self.keep), layout)
-        fewest = torch.full_like(budget, self.quantisation_levels[0])
-        for halving in range(1, _HALVINGS + 2):
-            bits = self.bits(self._symbols(kept, fewest), layout)
-            short = bits.sum(dim=1) > budget
-            if halving > _HALVINGS or not bool(short.any()):
+        every, within, keys = joined(rows), widths(rows), layout.key.expand(len(budget))
+        flags = top(every, within, self.keep)
+        some = self._entries(every, flags, rows, layout)
+        left = torch.arange(len(budget), device=budget.device)
+        for halving in range(1, _HALVINGS + 1):
+            limit = budget.index_select(0, left)
+            fewest = torch.full_like(limit, self.quantisation_levels[0])
+            short = some.bits(some.quantised(fewest)[0]).sum(dim=1) > limit
+            if not any_left(short):
                 break
-            fewer = top(rows, self.keep / 2**halving)
-            flags = {
-                name: torch.where(short[:, None], fewer[name], flags)
-                for name, flags in kept.flags.items()
-            }
-            kept = self._entries(rows, flags, layout)
-        return kept, bits
+            again = worth_a_look(short)
+            left, short = left.index_select(0, again), short.index_select(0, again)
+            mine, fewer = every.index_select(0, left), flags.index_select(0, left)
+            fewer = torch.where(short[:, None], top(mine, within, self.keep / 2**halving), fewer)
+            flags = flags.index_copy(0, left, fewer)
+            some = self._entries(mine, fewer, rows, replace(layout, key=keys.index_select(0, left)))
+        return some if len(left) == len(budget) else self._entries(every, flags, rows, layout)
 
-    def _entries(self, rows: Params, flags: Params, layout: MessageLayout) -> "_Kept":
-        """Return the entries of rows that flags keep."""
-        places = {n: Places.of(each, kept_entries(self.keep, each)) for n, each in flags.items()}
-        entries = {name: places[name].gathered(each) for name, each in rows.items()}
-        norms = bucket_norms(entries, self.bucket)
-        return _Kept(flags, places, entries, uniforms(entries, layout), norms)
-
-    def _symbols(self, kept: "_Kept", steps: Tensor) -> Symbols:
-        inner = quantised(kept.entries, steps, kept.uniforms, self.bucket, kept.norms)
-        return spread_symbols(inner, kept.flags, kept.places)
+    def _entries(
+        self, every: Tensor, flags: Tensor, rows: Params, layout: MessageLayout
+    ) -> "_Kept":
+        """Return the entries that flags keep of rows, which lie side by side in `every`."""
+        within = widths(rows)
+        places = Places.of(flags, within, kept_entries(self.keep, within))
+        entries, slots = places.gathered(every), places.slots
+        return _Kept(
+            flags,
+            places,
+            entries,
+            uniforms(entries, slots, tuple(rows), layout),
+            bucket_norms(entries, slots, self.bucket),
+            bucket_sizes(slots, self.bucket),
+            Outline.of(Symbols(kept=split(flags, rows)), layout, self.symbol_format),
+        )
 
 
 class _Kept(NamedTuple):
     """The kept entries of a stack: flags, places, and what is known of them side by side."""
 
-    flags: Params
-    places: Mapping[str, Places]
-    entries: Params
-    uniforms: Params
-    norms: Params  # of buckets
+    flags: Tensor
+    places: Places
+    entries: Tensor
+    uniforms: Tensor
+    norms: Tensor  # of buckets
+    buckets: tuple[int, ...]
+    outline: Outline
+
+    def quantised(self, steps: Tensor) -> tuple[Tensor, Tensor]:
+        """Return levels and scales with so many steps, [devices] or [tries, devices]."""
+        return quantised(self.entries, steps, self.uniforms, self.buckets, self.norms)
+
+    def bits(self, levels: Tensor) -> Tensor:
+        """Return the bits of messages with these levels, one try after the other."""
+        where, filled = self.places.where, self.places.filled
+        if levels.ndim == 2:
+            return self.outline.of_kept(levels, where, filled).bits()
+        tries = len(levels)
+        again = None if filled is None else filled.repeat(tries, 1)
+        where = where if on_host(where) else where.repeat(tries, 1)
+        return self.outline.repeated(tries).of_kept(levels.flatten(0, 1), where, again).bits()
 
 
 @lru_cache(maxsize=64)

@@ -7,16 +7,16 @@ many quantisation levels it has and how it is rounded does not depend on the oth
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Literal, NamedTuple
+from functools import cached_property, lru_cache
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.core.layout import MessageLayout, Symbols
+from anyfleet.core.layout import MessageLayout, Symbols, TensorLayout
 from anyfleet.core.messages import Params
-from anyfleet.parts.codec.ranking import in_order, largest, on_host, worth_a_look
+from anyfleet.parts.codec.ranking import Chosen, in_order, joined, largest, split
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,14 +49,25 @@ class Kernels:
         """The norms of all kernels in ascending order."""
         return in_order(self.norms)
 
+    @cached_property
+    def entries(self) -> Tensor:
+        """The rows of all tensors side by side, [devices, entries]."""
+        return joined(self.rows) if self.rows else torch.zeros(1, 0)
+
+    @cached_property
+    def draws(self) -> Tensor:
+        """A number in [0, 1) for every entry, on an accelerator: drawn once for several tries."""
+        return rng.uniforms(self.layout.key, self.entries.shape[1], self.entries.dtype)
+
     def take(self, devices: Tensor) -> "Kernels":
         """Return those of some devices."""
-        rows = {name: each.index_select(0, devices) for name, each in self.rows.items()}
+        every = self.entries.index_select(0, devices)
         key = self.layout.key.expand(self.devices).index_select(0, devices)
-        found = Kernels(rows, replace(self.layout, key=key))
+        found = Kernels(split(every, self.rows), replace(self.layout, key=key))
         # What is known of them need not be found again.
         for known in ("norms", "ascending"):
             found.__dict__[known] = getattr(self, known).index_select(0, devices)
+        found.__dict__["entries"] = every
         return found
 
     def split(self, flags: Tensor) -> dict[str, Tensor]:
@@ -64,85 +75,75 @@ class Kernels:
         sizes = [units.shape[1] for units in self.units.values()]
         return dict(zip(self.units, torch.split(flags, sizes, dim=1), strict=True))
 
+    def of_entries(self, values: Tensor) -> Tensor:
+        """Return for every entry what is said of its kernel."""
+        owner = _owner(tuple(self.layout.tensors[name] for name in self.rows), values.device)
+        return values if owner is None else values.index_select(1, owner)
+
     def quantised(self, count: Tensor, levels: Tensor) -> Symbols:
         """Return symbols of `count` [devices] kernels on a grid with `levels` [devices] steps.
 
         Scales are the smallest and the largest magnitude and the steps, with the first tensor.
         """
         # A row of zeros has nothing to send.
-        some = self.norms.any(dim=1)
-        kept = self.split(largest(self.norms, count * some, self.ascending))
-        chosen = {name: _Chosen.of(units, kept[name]) for name, units in self.units.items()}
-        ends = torch.stack([*self._ends(chosen), levels.to(self.norms)], dim=1)
-        first, found = 0, {}
-        for name, units in self.units.items():
-            found[name] = self._levels(units, chosen[name], ends, first)
-            first += units[0].numel()
+        some = self.ascending[:, -1:].any(dim=1)
+        kept = largest(self.norms, count * some, self.ascending)
+        chosen = Chosen.of(self.of_entries(kept))
+        values = chosen.values(self.entries)
+        ends = torch.stack([*self._ends(chosen, values), levels.to(self.norms)], dim=1)
         return Symbols(
-            quantisation_levels=found, kept=kept, scales=dict.fromkeys(list(self.units)[:1], ends)
+            quantisation_levels=split(
+                chosen.everywhere(self._levels(chosen, values, ends)), self.rows
+            ),
+            kept=self.split(kept),
+            scales=dict.fromkeys(list(self.rows)[:1], ends),
         )
 
-    def _ends(self, chosen: Mapping[str, "_Chosen"]) -> tuple[Tensor, Tensor]:
+    def _ends(self, chosen: Chosen, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return the smallest and the largest kept magnitude above zero; 0 if there is none."""
-        low = torch.full((self.devices,), torch.inf, device=self.norms.device)
-        high = torch.zeros_like(low)
-        for each in chosen.values():
-            if each.values.numel():
-                sizes = each.only_kept(each.values.abs().float())
-                high = _reduced(high, each.row, sizes.amax(dim=1), "amax")
-                least = torch.where(sizes == 0, torch.inf, sizes).amin(dim=1)
-                low = _reduced(low, each.row, least, "amin")
+        sizes = values.abs().float()
+        high = _reduced(chosen, sizes, "amax", 0.0)
+        low = _reduced(chosen, torch.where(sizes == 0, torch.inf, sizes), "amin", torch.inf)
         return torch.where(high == 0, 0, low), high
 
-    def _levels(self, units: Tensor, chosen: "_Chosen", ends: Tensor, first: int) -> Tensor:
-        """Return places on the grid, drawn so that the mean is exact, for kept kernels alone."""
-        values, (_, count, size) = chosen.values, units.shape
-        low, high, steps = ends.to(values).index_select(0, chosen.row).unsqueeze(-1).unbind(1)
+    def _levels(self, chosen: Chosen, values: Tensor, ends: Tensor) -> Tensor:
+        """Return places on the grid, drawn so that the mean is exact."""
+        low, high, steps = (chosen.of_row(each) for each in ends.to(values).unbind(1))
         place = (values.abs() - low) / (high - low) * steps
         # NaN, also where both ends are equal: one place for all.
         place = place.nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
         below = torch.minimum(place.floor(), steps - 1)
-        at = first + (chosen.where - count * chosen.row)[:, None] * size + _arange(size, values)
-        key = self.layout.key.expand(self.devices).to(values.device).index_select(0, chosen.row)
-        draws = rng.uniforms_at(key.repeat_interleave(size), at.flatten(), values.dtype)
-        drawn = below + (draws.to(values.device).view(values.shape) < place - below)
-        signed = torch.where(values < 0, -1 - drawn, 1 + drawn) * (values != 0)
-        signed = chosen.only_kept(signed)
-        found = torch.zeros(len(units) * count, size, dtype=torch.int32, device=values.device)
-        return found.index_copy_(0, chosen.where, signed.int()).view(units.flatten(1).shape)
+        drawn = below + (self._draws(chosen) < place - below)
+        return (torch.where(values < 0, -1 - drawn, 1 + drawn) * (values != 0)).int()
+
+    def _draws(self, chosen: Chosen) -> Tensor:
+        """Return what decides how entries are rounded: a number in [0, 1) for each."""
+        key, (devices, size) = self.layout.key, self.entries.shape
+        if chosen.where is None:
+            return self.draws
+        at = chosen.where - chosen.row * size
+        return rng.uniforms_at(chosen.of_row(key.expand(devices)), at, self.entries.dtype)
 
 
-class _Chosen(NamedTuple):
-    """The kept kernels of a tensor, those of all devices one after the other.
-
-    Off the host these are all kernels, and `kept` says which of them count: nobody waits for how
-    many they are.
-    """
-
-    where: Tensor
-    row: Tensor
-    values: Tensor  # [kernels, entries]
-    kept: Tensor | None
-
-    @classmethod
-    def of(cls, units: Tensor, kept: Tensor) -> "_Chosen":
-        """Return the kernels that flags keep."""
-        where = worth_a_look(kept)
-        values = units.flatten(0, 1).index_select(0, where)
-        flags = None if on_host(kept) else kept.flatten()[:, None]
-        return cls(where, where // max(1, units.shape[1]), values, flags)
-
-    def only_kept(self, values: Tensor) -> Tensor:
-        """Return values with 0 for kernels that are not kept."""
-        return values if self.kept is None else torch.where(self.kept, values, 0)
+def _reduced(chosen: Chosen, values: Tensor, how: Literal["amin", "amax"], empty: float) -> Tensor:
+    """Return the smallest or largest chosen value of every row, or `empty`."""
+    found = torch.full((len(chosen.flags),), empty, device=values.device)
+    if not values.numel():
+        return found
+    if chosen.where is not None and len(found) > 1:
+        return found.scatter_reduce(0, chosen.row, values, how)
+    every = values[None] if chosen.where is not None else torch.where(chosen.flags, values, empty)
+    return every.amin(dim=1) if how == "amin" else every.amax(dim=1)
 
 
-def _reduced(found: Tensor, row: Tensor, values: Tensor, how: Literal["amin", "amax"]) -> Tensor:
-    """Return the smallest or largest value of every row and of what was found before."""
-    if len(found) == 1:
-        best = values.amin() if how == "amin" else values.amax()
-        return torch.minimum(found, best) if how == "amin" else torch.maximum(found, best)
-    return found.scatter_reduce(0, row, values, how)
+@lru_cache(maxsize=64)
+def _owner(tensors: tuple[TensorLayout, ...], device: torch.device) -> Tensor | None:
+    """Return the kernel of every entry of a message; None: every entry is one."""
+    if all(tensor.unit == 1 for tensor in tensors):
+        return None
+    unit = torch.tensor([tensor.unit for tensor in tensors])
+    many = torch.tensor([tensor.entries for tensor in tensors]) // unit
+    return torch.arange(int(many.sum())).repeat_interleave(unit.repeat_interleave(many)).to(device)
 
 
 def _norms(units: Tensor) -> Tensor:
@@ -150,7 +151,3 @@ def _norms(units: Tensor) -> Tensor:
         return units[..., 0].abs().float()
     norms: Tensor = torch.linalg.vector_norm(units, dim=2, dtype=torch.float64)
     return norms.float()
-
-
-def _arange(size: int, like: Tensor) -> Tensor:
-    return torch.arange(size, device=like.device)

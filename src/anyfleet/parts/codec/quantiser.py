@@ -94,14 +94,10 @@ class Quantiser(Codec):
             }
             return nothing, nothing
         # Both ends run the same lines: what a device thinks it sent is what arrives.
-        kept = _flags(symbols, layout, self.symbol_format)
-        values = {
-            name: rows.to(layout.dtype) for name, rows in self.dequantise(symbols, layout).items()
-        }
-        values = {
-            name: rows * kept[name] if name in kept else rows for name, rows in values.items()
-        }
-        return values, kept
+        values, form = self.dequantise(symbols, layout), self.symbol_format
+        some = _flags(symbols, layout, form)
+        values = {name: rows.to(layout.dtype) for name, rows in values.items()}
+        return {n: rows * some[n] if n in some else rows for n, rows in values.items()}, some
 
 
 def _plain(symbols: Symbols) -> Symbols:
@@ -131,6 +127,17 @@ def _flags(symbols: Symbols, layout: MessageLayout, form: SymbolFormat) -> dict[
 def _spread(kept: Tensor, unit: int) -> Tensor:
     """Return the flag of its unit for every entry."""
     return kept if unit == 1 else kept.repeat_interleave(unit, dim=1)
+
+
+def joined_scales(symbols: Symbols, counts: Mapping[str, int]) -> Tensor:
+    """Return the first scales of tensors side by side: of each so many, 0 where it has fewer."""
+    found = [
+        symbols.scales[name]
+        if name in symbols.scales and symbols.scales[name].shape[1] == count
+        else symbols.scale(name, count)
+        for name, count in counts.items()
+    ]
+    return torch.cat(found, dim=1)
 
 
 def target_fraction(asked: Tensor, own: float) -> Tensor:

@@ -11,9 +11,17 @@ from anyfleet.core.layout import MessageLayout, Symbols
 from anyfleet.core.messages import Params
 from anyfleet.papers import STC, Paper
 from anyfleet.parts.codec.bitstream import SymbolFormat
-from anyfleet.parts.codec.quantiser import Quantiser, as_scale, check_scales
-from anyfleet.parts.codec.ranking import counted
-from anyfleet.parts.codec.topk import check_keep, top
+from anyfleet.parts.codec.quantiser import Quantiser, as_scale, check_scales, joined_scales
+from anyfleet.parts.codec.ranking import (
+    Chosen,
+    joined,
+    parts,
+    pieces,
+    split,
+    spread,
+    widths,
+)
+from anyfleet.parts.codec.topk import check_keep, kept_entries, top
 
 
 @dataclass(frozen=True)
@@ -42,28 +50,38 @@ class Stc(Quantiser):
         return SymbolFormat(most_level=1)
 
     def quantise(self, rows: Params, sent_fraction: Tensor, layout: MessageLayout) -> Symbols:
-        chosen = top(rows, self.keep, self.scope)
-        entries = {name: torch.where(chosen[name], each, 0) for name, each in rows.items()}
+        if not rows:
+            return Symbols()
+        every, within = joined(rows), widths(rows)
+        groups = within if self.scope == "tensor" else (every.shape[1],)
+        chosen = Chosen.of(top(every, groups, self.keep))
+        values = chosen.values(every)
+        entries = chosen.everywhere(values)
         # Over all entries: the rounding of a sum must not depend on what other devices keep.
-        sums = {
-            n: v.abs().sum(dim=1, keepdim=True, dtype=torch.float64) for n, v in entries.items()
-        }
-        counts = {name: counted(flags)[:, None] for name, flags in chosen.items()}
+        sums = [
+            each.sum(dim=1, keepdim=True, dtype=torch.float64)
+            for each in pieces(entries.abs(), within)
+        ]
         if self.scope == "model":
-            sums, counts = _summed(sums), _summed(counts)
+            sums = [torch.stack(sums).sum(dim=0)]
+        sent = parts(kept_entries(self.keep, groups), every.device).sizes.clamp(min=1)
+        scales = torch.split(as_scale(torch.cat(sums, dim=1) / sent), 1, dim=1)
+        signs = chosen.everywhere((values > 0).int() - (values < 0).int())
         return Symbols(
-            quantisation_levels={name: _signs(each) for name, each in entries.items()},
+            # NaN has level 0 here, and makes the magnitude NaN: it is not hidden.
+            quantisation_levels=split(signs, rows),
             # The sign of 0 is 0: there is nothing to send.
-            kept={name: each != 0 for name, each in entries.items()},
-            scales={name: as_scale(sums[name] / counts[name].clamp(min=1)) for name in sums},
+            kept=split(chosen.everywhere(values != 0), rows),
+            scales=dict(zip(rows, scales, strict=self.scope == "tensor")),
         )
 
     def dequantise(self, symbols: Symbols, layout: MessageLayout) -> Params:
-        owners = self._scale_owners(layout)
-        return {
-            name: levels * symbols.scale(owners[name]).to(layout.dtype)
-            for name, levels in symbols.quantisation_levels.items()
-        }
+        levels, owners = symbols.quantisation_levels, self._scale_owners(layout)
+        if not levels:
+            return {}
+        scales = joined_scales(symbols, {owners[name]: 1 for name in levels}).to(layout.dtype)
+        of = scales if self.scope == "model" else spread(scales, widths(levels))
+        return split(joined(levels) * of, levels)
 
     def unpack(self, columns: Sequence[bytes], layout: MessageLayout) -> Symbols:
         symbols = super().unpack(columns, layout)
@@ -74,14 +92,3 @@ class Stc(Quantiser):
         """Return with which tensor the magnitude of each tensor travels."""
         names = list(layout.tensors)
         return {name: names[0] if self.scope == "model" else name for name in names}
-
-
-def _summed(parts: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the sum over all tensors, under the name of the first; empty without tensors."""
-    first = next(iter(parts), None)
-    return {} if first is None else {first: torch.stack(list(parts.values())).sum(dim=0)}
-
-
-def _signs(rows: Tensor) -> Tensor:
-    # NaN has level 0 here, and makes the magnitude NaN: it is not hidden.
-    return (rows > 0).to(torch.int32) - (rows < 0).to(torch.int32)

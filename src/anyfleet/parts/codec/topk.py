@@ -1,9 +1,8 @@
 """The largest entries alone, sent in the way of another codec."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,11 +10,22 @@ from torch import Tensor
 from anyfleet.core.layout import MessageLayout, Symbols, TensorLayout
 from anyfleet.core.message_size import NUMBER_BITS
 from anyfleet.core.messages import Params
-from anyfleet.core.signals import Signal
+from anyfleet.core.signals import FollowsSentFraction, Signal
 from anyfleet.formulas.sub_models import kept_channels
 from anyfleet.parts.codec.bitstream import SymbolFormat, packed_bits
 from anyfleet.parts.codec.quantiser import Quantiser, target_fraction
-from anyfleet.parts.codec.ranking import counted, largest, on_host, where_set
+from anyfleet.parts.codec.ranking import (
+    Chosen,
+    counted_parts,
+    joined,
+    largest_parts,
+    numbered,
+    on_host,
+    parts,
+    pieces,
+    split,
+    widths,
+)
 
 _SMALLEST = 1e-9  # a sent fraction of what was kept that asks for as little as possible
 
@@ -73,15 +83,30 @@ class TopK(Quantiser):
         return self.then.provides
 
     def quantise(self, rows: Params, sent_fraction: Tensor, layout: MessageLayout) -> Symbols:
-        kept = top(rows, self.keep)
-        places = self._places(kept)
-        gathered = {name: places[name].gathered(each) for name, each in rows.items()}
-        left = _without_positions(sent_fraction, kept, layout)
+        if not rows:
+            return self.then.quantise(rows, sent_fraction, layout)
+        every, within = joined(rows), widths(rows)
+        kept = top(every, within, self.keep)
+        places = Places.of(kept, within, kept_entries(self.keep, within))
+        gathered = places.split(every, rows)
+        left = sent_fraction
+        if FollowsSentFraction() in self.then.provides:
+            left = _without_positions(left, split(kept, rows), sum(places.slots), layout)
         inner = self.then.quantise(gathered, left, _gathered_layout(gathered, layout))
-        return spread_symbols(inner, kept, places)
+        return _spread_symbols(inner, kept, rows, places)
 
     def dequantise(self, symbols: Symbols, layout: MessageLayout) -> Params:
-        places = self._places(symbols.kept)
+        sent = {**symbols.numbers, **symbols.quantisation_levels}
+        if not symbols.kept:
+            return self.then.dequantise(symbols, _gathered_layout(sent, layout))
+        within = widths(sent)
+        kept = joined(
+            {
+                name: symbols.kept.get(name, torch.ones_like(v, dtype=torch.bool))
+                for name, v in sent.items()
+            }
+        )
+        places = Places.of(kept, within, kept_entries(self.keep, within))
         gathered = Symbols(
             numbers=_gathered(symbols.numbers, places),
             quantisation_levels=_gathered(symbols.quantisation_levels, places),
@@ -89,12 +114,7 @@ class TopK(Quantiser):
         )
         every = {**gathered.numbers, **gathered.quantisation_levels}
         found = self.then.dequantise(gathered, _gathered_layout(every, layout))
-        return {n: places[n].spread(rows) if n in places else rows for n, rows in found.items()}
-
-    def _places(self, kept: Params) -> dict[str, "Places"]:
-        return {
-            name: Places.of(flags, kept_entries(self.keep, flags)) for name, flags in kept.items()
-        }
+        return split(places.spread(joined(found)), sent)
 
 
 def check_keep(part: str, keep: float) -> None:
@@ -105,89 +125,103 @@ def check_keep(part: str, keep: float) -> None:
         )
 
 
-def top(
-    rows: Params, keep: float, scope: Literal["tensor", "model"] = "tensor"
-) -> dict[str, Tensor]:
-    """Return flags of the largest magnitudes of each tensor, or of all tensors together."""
-    if scope == "tensor":
-        return {name: largest(each.abs(), kept_entries(keep, each)) for name, each in rows.items()}
-    if not rows:
-        return {}
-    every = torch.cat(list(rows.values()), dim=1).abs()
-    kept = largest(every, kept_entries(keep, every))
-    parts = torch.split(kept, [each.shape[1] for each in rows.values()], dim=1)
-    return dict(zip(rows, parts, strict=True))
+def top(rows: Tensor, within: tuple[int, ...], keep: float) -> Tensor:
+    """Return flags of the largest magnitudes of each part of rows [devices, entries]."""
+    return largest_parts(rows.abs(), within, kept_entries(keep, within))
 
 
-def kept_entries(keep: float, rows: Tensor) -> int:
-    """Return how many entries a share of rows [devices, entries] is."""
-    return min(rows.shape[1], kept_channels(keep, rows.shape[1]))
+def kept_entries(keep: float, within: tuple[int, ...]) -> tuple[int, ...]:
+    """Return how many entries of parts of these sizes a share of each is."""
+    return tuple(min(size, kept_channels(keep, size)) for size in within)
 
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """The places of the kept entries of a stack of rows."""
+    """The places of the kept entries of a stack of rows, all tensors side by side."""
 
-    kept: Tensor
-    where: Tensor  # on the host of all rows, one after the other; elsewhere [devices, width]
-    filled: Tensor  # flags of what is there when kept entries lie side by side
+    shape: tuple[int, int]  # of the rows
+    slots: tuple[int, ...]  # room for kept entries of each tensor
+    where: Tensor  # on the host of all rows, one after the other; elsewhere [devices, slots]
+    filled: Tensor | None  # flags of what is there when kept entries lie side by side; None: all
 
     @staticmethod
-    def of(kept: Tensor, most: int | None = None) -> "Places":
-        """Return the places of set flags [devices, entries].
+    def of(kept: Tensor, within: tuple[int, ...], most: tuple[int, ...]) -> "Places":
+        """Return the places of set flags [devices, entries] of tensors of these sizes.
 
-        Off the host there is room for `most` of a row (None: all), as nobody waits for a count.
+        Off the host there is room for so many of a tensor (`most`), as nobody waits for a count.
         """
-        counts = counted(kept)[:, None]
-        if on_host(kept):
-            filled = torch.arange(int(counts.max()) if len(counts) else 0) < counts
-            return Places(kept, where_set(kept), filled)
-        entries = kept.shape[1]
-        width = entries if most is None else min(most, entries)
-        filled = torch.arange(width, device=kept.device) < counts
+        shape, chosen = (len(kept), kept.shape[1]), Chosen.of(kept)
+        if chosen.where is not None:
+            counts = counted_parts(chosen, within)[0]
+            slots = tuple(counts.amax(dim=0).tolist()) if len(kept) else most
+            every = bool((counts == torch.tensor(slots)).all())
+            return Places(shape, slots, chosen.where, None if every else _filled(counts, slots))
+        number, counts = numbered(kept, within, most)
+        width = sum(most)
         # What is not kept goes behind the others.
-        number = torch.where(kept, kept.cumsum(dim=1) - 1, width).clamp(max=width)
-        where = number.new_zeros(len(kept), width + 1)
-        place = torch.arange(entries, device=kept.device).expand_as(number)
-        return Places(kept, where.scatter_(1, number, place)[:, :width], filled)
+        where = number.new_zeros(len(kept), width + 1, dtype=torch.int64)
+        place = torch.arange(kept.shape[1], device=kept.device).expand_as(number)
+        where = where.scatter_(1, torch.where(kept, number, width).long(), place)[:, :width]
+        return Places(shape, most, where, _filled(counts, most))
 
     def gathered(self, rows: Tensor) -> Tensor:
         """Return the kept entries side by side; zeros follow those of a row that has fewer."""
         if not on_host(rows):
-            return torch.where(self.filled, rows.gather(1, self.where), 0)
-        values = rows.flatten().index_select(0, self.where)
-        if len(values) == self.filled.numel():
-            return values.reshape(self.filled.shape)
+            found = rows.gather(1, self.where)
+            return found if self.filled is None else torch.where(self.filled, found, 0)
+        values = rows.reshape(-1).index_select(0, self.where)
+        if self.filled is None:
+            return values.view(len(rows), sum(self.slots))
         return values.new_zeros(self.filled.shape).masked_scatter(self.filled, values)
+
+    def split(self, rows: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return the kept entries of every tensor side by side."""
+        return dict(zip(names, pieces(self.gathered(rows), self.slots), strict=True))
 
     def spread(self, gathered: Tensor) -> Tensor:
         """Return entries at their places again, with zeros where nothing was kept."""
+        devices, entries = self.shape
         if not on_host(gathered):
-            found = gathered.new_zeros(len(self.kept), self.kept.shape[1] + 1)
-            place = torch.where(self.filled, self.where, self.kept.shape[1])
-            return found.scatter_(1, place, gathered)[:, :-1].contiguous()
-        equal = len(self.where) == gathered.numel()
-        values = gathered.flatten() if equal else gathered[self.filled]
-        found = gathered.new_zeros(self.kept.numel())
-        return found.index_copy_(0, self.where, values).reshape(self.kept.shape)
+            found = gathered.new_zeros(devices, entries + 1)
+            where = self.where
+            if self.filled is not None:
+                where = torch.where(self.filled, where, entries)
+            return found.scatter_(1, where, gathered)[:, :-1]
+        values = gathered.flatten() if self.filled is None else gathered[self.filled]
+        found = gathered.new_zeros(devices * entries)
+        return found.index_copy_(0, self.where, values).view(self.shape)
 
 
-def spread_symbols(symbols: Symbols, kept: Params, places: Mapping[str, Places]) -> Symbols:
-    """Return symbols of kept entries as symbols of all."""
+def _filled(counts: Tensor, slots: tuple[int, ...]) -> Tensor:
+    """Return which slots are filled when so many entries [devices, tensors] of tensors are kept."""
+    room = parts(slots, counts.device)
+    first = torch.arange(sum(slots), device=counts.device) - room.begins.index_select(
+        0, room.number
+    )
+    return first < counts.index_select(1, room.number)
+
+
+def _spread_symbols(symbols: Symbols, kept: Tensor, rows: Params, places: Places) -> Symbols:
+    """Return symbols of kept entries of rows as symbols of all."""
+
+    def everywhere(tree: Params) -> dict[str, Tensor]:
+        return split(places.spread(joined(tree)), rows) if tree else {}
+
     # A codec that leaves out some of what was kept has the last word.
-    fewer = {name: places[name].spread(flags) for name, flags in symbols.kept.items()}
+    fewer = {
+        name: symbols.kept[name] if name in symbols.kept else kept.new_ones(len(kept), slots)
+        for name, slots in zip(rows, places.slots, strict=True)
+    }
     return Symbols(
-        numbers={name: places[name].spread(rows) for name, rows in symbols.numbers.items()},
-        quantisation_levels={
-            name: places[name].spread(rows) for name, rows in symbols.quantisation_levels.items()
-        },
-        kept={**kept, **fewer},
+        numbers=everywhere(symbols.numbers),
+        quantisation_levels=everywhere(symbols.quantisation_levels),
+        kept=everywhere(fewer) if symbols.kept else split(kept, rows),
         scales=symbols.scales,
     )
 
 
-def _gathered(tree: Params, places: Mapping[str, Places]) -> dict[str, Tensor]:
-    return {n: places[n].gathered(rows) if n in places else rows for n, rows in tree.items()}
+def _gathered(tree: Params, places: Places) -> dict[str, Tensor]:
+    return places.split(joined(tree), tree) if tree else {}
 
 
 def _gathered_layout(gathered: Params, layout: MessageLayout) -> MessageLayout:
@@ -201,13 +235,16 @@ def _vector(entries: int) -> TensorLayout:
     return TensorLayout((entries,), (entries,))
 
 
-def _without_positions(asked: Tensor, kept: Params, layout: MessageLayout) -> Tensor:
-    """Return the sent fraction of what was kept, less its positions; NaN (not asked) stays NaN."""
-    if not kept or (on_host(asked) and bool(asked.isnan().all())):
+def _without_positions(asked: Tensor, kept: Params, sent: int, layout: MessageLayout) -> Tensor:
+    """Return the sent fraction of `sent` kept entries, less their positions.
+
+    NaN (not asked) stays NaN.
+    """
+    if on_host(asked) and bool(asked.isnan().all()):
         return asked
-    alone = Symbols(quantisation_levels={n: v.to(torch.int32) for n, v in kept.items()}, kept=kept)
-    positions = packed_bits(alone, layout, SymbolFormat(signs="within")).sum(dim=1).to(asked)
+    levels = split(joined(kept).to(torch.int32), kept)
+    alone = Symbols(quantisation_levels=levels, kept=kept)
+    positions = packed_bits(alone, layout, SymbolFormat(signs="within", most_level=1)).sum(dim=1)
     every = NUMBER_BITS * layout.entries
-    sent = NUMBER_BITS * torch.stack([v.sum(dim=1) for v in kept.values()]).sum(dim=0).clamp(min=1)
-    left = (target_fraction(asked, torch.nan) * every - positions) / sent.to(asked)
-    return left.clamp(_SMALLEST, 1.0)
+    left = target_fraction(asked, torch.nan) * every - positions.to(asked)
+    return (left / (NUMBER_BITS * max(1, sent))).clamp(_SMALLEST, 1.0)

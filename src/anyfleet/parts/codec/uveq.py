@@ -1,13 +1,13 @@
 """UVeQFed: lattices and dither that both ends know, so that errors do not depend on the update."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from anyfleet import rng
 from anyfleet.core.layout import MessageLayout, Symbols
 from anyfleet.core.message_size import NUMBER_BITS
 from anyfleet.core.messages import Params
@@ -15,9 +15,11 @@ from anyfleet.core.signals import FollowsSentFraction, Signal
 from anyfleet.errors import refuse
 from anyfleet.papers import UVEQFED, Paper
 from anyfleet.parts.codec import lattice
-from anyfleet.parts.codec.bitstream import SymbolFormat
+from anyfleet.parts.codec.bitstream import Outline, SymbolFormat
+from anyfleet.parts.codec.entropy_tables import Bins
+from anyfleet.parts.codec.qsgd import uniforms
 from anyfleet.parts.codec.quantiser import Quantiser, as_scale, check_scales, whole
-from anyfleet.parts.codec.ranking import group_sums, on_host, tally, where_set
+from anyfleet.parts.codec.ranking import joined, log2, on_host, pieces, split, widths, worth_a_look
 
 _FINEST, _COARSEST = -20.0, 4.0  # log2 of a step over the root mean square of what is sent
 _FINE = 20.0  # bits for an entry beyond which quantisation levels exceed 32 bits
@@ -86,63 +88,80 @@ class Uveq(Quantiser):
         return SymbolFormat(signs="within")
 
     def quantise(self, rows: Params, sent_fraction: Tensor, layout: MessageLayout) -> Symbols:
-        entries = sum(each.shape[1] for each in rows.values())
+        entries, within = sum(widths(rows)), widths(rows)
         if not entries:
             return Symbols(quantisation_levels=rows)
-        size = _root_mean_square(rows, entries)
+        every, outline = joined(rows), Outline.of(Symbols(numbers=rows), layout, self.symbol_format)
+        # One lattice for all tensors: its step travels with the first.
+        outline = replace(outline, stated=(1, *[0] * (len(rows) - 1)))
+        size = _root_mean_square(every, within)
         asked = torch.where(sent_fraction.isnan(), self.bits_each, sent_fraction * NUMBER_BITS)
         most = asked.to(size).clamp(max=_FINE)  # bits for an entry
-        blocks = {name: self._blocks(each, name, layout) for name, each in rows.items()}
+        blocks = self._in_blocks(every, within)
+        shift, side = self._dither(blocks, within, tuple(rows), layout)
+        known = _Blocks(blocks * side, shift)
+
+        def levels(of: _Blocks, step: Tensor) -> Tensor:
+            return self._entries(of.levels(step), within)
 
         def tried(devices: Tensor, step: Tensor) -> Tensor:
-            some = {name: each.take(devices) for name, each in blocks.items()}
-            symbols = _symbols(rows, some, step)
-            return self.bits(symbols, layout).sum(dim=1).to(most) / entries
+            found = levels(known.take(devices), step)
+            sizes = outline.rows(slice(0, len(devices))).of_all(found).bits()
+            return sizes.sum(dim=1).to(most) / entries
 
         coarsest = as_scale(size * 2**_COARSEST)
-        step = _fitted(_guessed(blocks, size, most), coarsest, most, tried)
-        return _symbols(rows, blocks, step)
+        step = _fitted(_guessed(known, size, most), coarsest, most, tried)
+        found = split(levels(known, step), rows)
+        return Symbols(quantisation_levels=found, scales={next(iter(rows)): step[:, None]})
 
     def dequantise(self, symbols: Symbols, layout: MessageLayout) -> Params:
-        step = symbols.scale(next(iter(layout.tensors), "")).to(layout.dtype)
-        found = {}
-        for name, rows in symbols.quantisation_levels.items():
-            levels = lattice.blocks(rows, self.dimension).to(layout.dtype)
-            shift, side = self._dither(name, levels, layout)
-            points = (lattice.points(levels) - shift) * (side * step[:, :, None])
-            found[name] = lattice.entries(points, rows.shape[1])
-        return found
+        sent = symbols.quantisation_levels
+        if not sent:
+            return {}
+        within, step = widths(sent), symbols.scale(next(iter(layout.tensors), "")).to(layout.dtype)
+        levels = self._in_blocks(joined(sent), within).to(layout.dtype)
+        shift, side = self._dither(levels, within, tuple(sent), layout)
+        points = (lattice.points(levels) - shift) * (side * step[:, :, None])
+        return split(self._entries(points, within), sent)
 
     def unpack(self, columns: Sequence[bytes], layout: MessageLayout) -> Symbols:
         symbols = super().unpack(columns, layout)
         check_scales(symbols, {next(iter(layout.tensors), ""): min(1, layout.entries)})
         return symbols
 
-    def _blocks(self, rows: Tensor, name: str, layout: MessageLayout) -> _Blocks:
-        blocks = lattice.blocks(rows, self.dimension)
-        shift, side = self._dither(name, blocks, layout)
-        return _Blocks(blocks * side, shift)
+    def _full(self, within: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the sizes of tensors whose last blocks are filled."""
+        return tuple(size + -size % self.dimension for size in within)
 
-    def _dither(self, name: str, blocks: Tensor, layout: MessageLayout) -> lattice.Dither:
-        key = rng.fold(layout.key, name)
-        u = rng.uniforms(key, blocks.shape[2] * self.dimension, blocks.dtype).to(blocks.device)
+    def _in_blocks(self, rows: Tensor, within: tuple[int, ...]) -> Tensor:
+        """Return tensors side by side as blocks, the last of each filled with zeros."""
+        full = self._full(within)
+        if full != within:
+            parts = zip(pieces(rows, within), full, strict=True)
+            rows = torch.cat([pad(part, (0, size - part.shape[1])) for part, size in parts], dim=1)
+        return lattice.blocks(rows, self.dimension)
+
+    def _entries(self, blocks: Tensor, within: tuple[int, ...]) -> Tensor:
+        """Return blocks as tensors side by side: the inverse of `_in_blocks`."""
+        full = self._full(within)
+        rows = lattice.entries(blocks, sum(full))
+        if full == within:
+            return rows
+        parts = zip(pieces(rows, full), within, strict=True)
+        return torch.cat([part[:, :size] for part, size in parts], dim=1)
+
+    def _dither(
+        self, blocks: Tensor, within: tuple[int, ...], names: tuple[str, ...], layout: MessageLayout
+    ) -> lattice.Dither:
+        like = blocks.flatten(1)
+        u = uniforms(like, self._full(within), names, layout)
         return lattice.dither(lattice.blocks(u, self.dimension))
 
 
-def _symbols(rows: Params, blocks: Mapping[str, _Blocks], step: Tensor) -> Symbols:
-    levels = {
-        name: lattice.entries(blocks[name].levels(step), each.shape[1])
-        for name, each in rows.items()
-    }
-    # One lattice for all tensors: its step travels with the first.
-    return Symbols(quantisation_levels=levels, scales={next(iter(rows)): step[:, None]})
-
-
-def _guessed(blocks: Mapping[str, _Blocks], size: Tensor, most: Tensor) -> Tensor:
+def _guessed(blocks: _Blocks, size: Tensor, most: Tensor) -> Tensor:
     """Return the step with about `most` bits for an entry, by bisection on a sample of blocks."""
-    mirrored, shift = (torch.cat(parts, dim=2) for parts in zip(*blocks.values(), strict=True))
-    apart = -(-mirrored.shape[2] // _SAMPLE)
-    some = _Blocks(mirrored[:, :, ::apart].contiguous(), shift[:, :, ::apart].contiguous())
+    apart = -(-blocks.shift.shape[2] // _SAMPLE)
+    some = _Blocks(*(each[:, :, ::apart].contiguous() for each in blocks))
     low, high = torch.full_like(most, _FINEST), torch.full_like(most, _COARSEST)
     # A sample cannot show more than this. Finer lattices take a bit more for every halving.
     shown = most.clamp(max=_SHOWN)
@@ -159,19 +178,21 @@ def _fitted(
     """Return steps of at most `most` bits for an entry, from steps that are about right.
 
     Where none fit, they are the coarsest. `size` gives the bits for an entry of some devices at
-    some steps. Devices leave the search when they are done; who is left is read once a try.
+    some steps. Devices are settled one by one; on the host they leave the search then.
     """
     search = torch.stack([step, coarsest, torch.zeros_like(step), coarsest])
     row, found = torch.arange(len(step), device=step.device), coarsest
+    unsettled = torch.ones_like(row, dtype=torch.bool)
     for attempt in range(1, _CHECKS + 1):
         step, fits, over, coarse = search.unbind(0)
         bits, wanted = size(row, step), most.index_select(0, row)
         good = bits <= wanted
         fits = torch.where(good, fits.minimum(step), fits)
         over = torch.where(good, over, over.maximum(step))
-        found = found.index_copy(0, row, fits)
         # What is settled stays, whoever else is in the stack.
-        left = where_set(~((good & (bits >= _FULL * wanted)) | (over >= coarse)))
+        found = found.index_copy(0, row, torch.where(unsettled, fits, found.index_select(0, row)))
+        unsettled = unsettled & ~((good & (bits >= _FULL * wanted)) | (over >= coarse))
+        left = worth_a_look(unsettled)
         if not len(left):
             break
         # Fine lattices lose a bit by every doubling, coarse ones half of their bits.
@@ -181,14 +202,15 @@ def _fitted(
         guess = step * stride**attempt
         within = (guess > over) & (guess < fits)
         other = torch.where(within, guess, (over.clamp(min=1e-45) * fits).sqrt())
-        search = torch.stack([as_scale(other), fits, over, coarse]).index_select(1, left)
-        row = row.index_select(0, left)
+        search = torch.stack([as_scale(other), fits, over, coarse])
+        if len(left) < len(row):
+            search, row, unsettled = search.index_select(1, left), row[left], unsettled[left]
     return found
 
 
-def _root_mean_square(rows: Params, entries: int) -> Tensor:
-    squares = [each.double().square().sum(dim=1) for each in rows.values()]
-    return (torch.stack(squares).sum(dim=0) / entries).sqrt()
+def _root_mean_square(rows: Tensor, within: tuple[int, ...]) -> Tensor:
+    squares = [each.sum(dim=1) for each in pieces(rows.double().square(), within)]
+    return (torch.stack(squares).sum(dim=0) / rows.shape[1]).sqrt()
 
 
 def _entropy(levels: Tensor) -> Tensor:
@@ -197,6 +219,6 @@ def _entropy(levels: Tensor) -> Tensor:
     above = (levels - levels.amin(dim=1, keepdim=True)).clamp(max=_MOST)
     size = 1 + (int(above.amax()) if on_host(above) else _MOST)
     row = torch.arange(len(levels), device=levels.device)[:, None] * size
-    place, counts = tally((above + row).flatten(), len(levels) * size)
-    share = counts.double() / levels.shape[1]
-    return -group_sums(share * share.clamp(min=1e-300).log2(), place // size, len(levels))
+    bins = Bins.of(above + row, (len(levels), 1, 1, size))
+    share = bins.often / levels.shape[1]
+    return -torch.as_tensor(bins.by_column(share * log2(share.clip(min=1e-300))))[:, 0]
