@@ -1,6 +1,6 @@
 """All tables of speed by one command, in the order of what matters most.
 
-    python -m benchmarks.speed --out results                        # on a GPU about 8 minutes
+    python -m benchmarks.speed --out results                        # on a GPU about 10 minutes
     python -m benchmarks.speed --out results --vendor DIR           # peers as unpacked packages
     python -m benchmarks.speed --device cpu --out results           # on a CPU about half an hour
 
@@ -55,16 +55,17 @@ def _on_gpu() -> tuple[Section, ...]:
             (*p, "--precisions", "bf16", "--compile", "--processes", "1", "--peers", "pfl"),
             0.8,
         ),
-        Section("widths", "hetero", ("--tables", "widths", *tf32), 0.9, compiled=True),
-        Section("roofline", "roofline", tf32, 0.5, compiled=True),
-        Section("methods", "hetero", ("--tables", "methods", *tf32), 1.6),
+        # Not compiled: that takes half a minute for each of the widths.
+        Section("widths", "hetero", ("--tables", "widths", *tf32), 0.9),
+        Section("roofline", "roofline", tf32, 0.6, compiled=True),
+        Section("methods", "hetero", ("--tables", "methods", *tf32), 2.4),
         Section("ratios", "scale", ("--tables", "ratios", *tf32), 0.6),
-        Section("cohort and model", "scale", ("--tables", "cohort", "model", *tf32), 0.8),
+        Section("cohort and model", "scale", ("--tables", "cohort", "model", *tf32), 0.6),
         Section("kernels", "kernels", (*tf32, "--work", "P"), 0.4, compiled=True),
+        Section("precision", "precisions", (), 0.4),
         Section("depths", "hetero", ("--tables", "depths", *tf32), 0.4),
-        Section("overhead", "overhead", ("--seconds", "2", "--cohorts", *_COHORTS), 0.9),
+        Section("overhead", "overhead", ("--seconds", "1", "--cohorts", *_COHORTS), 0.9),
         Section("fleet", "scale", ("--tables", "fleet"), 0.5),
-        Section("precision", "precisions", (), 0.5),
     )
 
 
@@ -159,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sections = _on_gpu() if options.cuda else _on_cpu()
     if given.only:
         sections = tuple(s for s in sections if any(word in s.name for word in given.only))
-    limit = given.minutes if given.minutes < math.inf else (8.0 if options.cuda else 40.0)
+    limit = given.minutes if given.minutes < math.inf else (10.0 if options.cuda else 40.0)
     common = ["--device", options.device, "--rounds", str(given.rounds), "--warm", str(given.warm)]
     common += ["--vendor", given.vendor] if given.vendor else []
     common += ["--chunk", str(given.chunk)] if given.chunk else []
