@@ -1,15 +1,23 @@
 """Convolutions of a stack on a CPU, against those that torch maps; tests/gpu has the kernels."""
 
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.func import grad, vjp, vmap
+from torch.nn.grad import conv2d_weight
 from torch.profiler import ProfilerActivity, profile
 
-from anyfleet.elastic.execution.stacked_convolution import convolution, fits
+from anyfleet.elastic.execution.stacked_convolution import (
+    _stacked,
+    _stacked_weight_gradient,
+    convolution,
+    fits,
+)
 
 # Inputs, outputs, size of the filter, padding, stride, pixels.
 SHAPES = [(3, 4, 3, 0, 1, 7), (1, 5, 5, 2, 1, 6), (3, 2, 3, 1, 2, 7), (2, 3, 1, 0, 3, 7)]
@@ -94,3 +102,66 @@ def test_only_simple_convolutions_of_few_channels_have_a_form_of_their_own(
 ) -> None:
     x, weight = torch.zeros(2, inputs, 9, 9), torch.zeros(4, inputs, *size)
     assert fits(x, weight, stride, padding, further) is expected
+
+
+# -- the kernels' rules for a map inside a map, with stand-ins for the kernels
+
+
+def _plain_convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, size: int, padding: int, stride: int
+) -> Tensor:
+    """Return what the kernel does, device by device: channels last, weights by taps."""
+    assert x.is_contiguous()
+    assert weight.is_contiguous()
+    out = []
+    for row, samples in enumerate(x):
+        own = weight[row].reshape(size, size, *weight.shape[2:]).permute(3, 2, 0, 1)
+        added = None if bias is None else bias[row]
+        found = torch.conv2d(samples.permute(0, 3, 1, 2), own, added, stride, padding)
+        out.append(found.permute(0, 2, 3, 1).contiguous())
+    return torch.stack(out)
+
+
+def _plain_weight_gradient(
+    x: Tensor, gradient: Tensor, taps: int, columns: int, padding: int, stride: int
+) -> Tensor:
+    """Return what the kernel does, device by device."""
+    assert x.is_contiguous()
+    assert gradient.is_contiguous()
+    out = []
+    for row, samples in enumerate(x):
+        shape = gradient.shape[-1], x.shape[-1], columns, taps // columns
+        own, along = (each.permute(0, 3, 1, 2) for each in (samples, gradient[row]))
+        found = conv2d_weight(own, shape, along, stride, padding)  # type: ignore[no-untyped-call]
+        out.append(found.permute(2, 3, 1, 0).flatten(0, 1).float())
+    return torch.stack(out)
+
+
+@pytest.fixture
+def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("kernels")
+    module.convolution = _plain_convolution  # type: ignore[attr-defined]
+    module.weight_gradient = _plain_weight_gradient  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "anyfleet.elastic.execution.kernels", module)
+
+
+@pytest.mark.usefixtures("_stand_ins")
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_stacks_inside_a_map_are_one_stack(shared: bool, biased: bool) -> None:
+    made = torch.Generator().manual_seed(1)
+    # Five samples of three devices, as where gradients of single samples are taken.
+    x = torch.randn(5, 3, 1, 7, 7, 2, generator=made)
+    weight = torch.randn(3, 9, 2, 4, generator=made)
+    bias = [torch.randn(3, 4, generator=made)] if biased else []
+    along = torch.randn(3, 5, 1, 7, 7, 4, generator=made)
+    weights = weight if shared else torch.stack([weight * (1 + i) for i in range(5)], dim=1)
+    own = None if shared else 1
+    found = vmap(_stacked, in_dims=(0, own, None, None, None, None))(x, weights, bias, 3, 1, 1)
+    slopes = vmap(_stacked_weight_gradient, in_dims=(0, 1, None, None, None))(x, along, 3, 1, 1)
+    for i in range(5):
+        mine = weight if shared else weights[:, i].contiguous()
+        expected = _plain_convolution(x[i], mine, bias[0] if biased else None, 3, 1, 1)
+        torch.testing.assert_close(found[i], expected)
+        steep = _plain_weight_gradient(x[i], along[:, i].contiguous(), 9, 3, 1, 1)
+        torch.testing.assert_close(slopes[i], steep)

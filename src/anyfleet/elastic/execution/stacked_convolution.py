@@ -208,6 +208,24 @@ def _(
     return x.new_empty(*x.shape[:2], down, right, weight.shape[-1])
 
 
+@_stacked.register_vmap
+def _(
+    info: Any,
+    dims: Any,
+    x: Tensor,
+    weight: Tensor,
+    bias: list[Tensor],
+    size: int,
+    padding: int,
+    stride: int,
+) -> tuple[Tensor, int]:
+    """Map the convolutions of stacks: all devices of all of them are one stack."""
+    x, weight = (each.flatten(0, 1) for each in _first(info, dims, x, weight))
+    biases = [each.flatten(0, 1) for each in _first(info, dims[2] or [None], *bias)]
+    out = _stacked(x.contiguous(), weight.contiguous(), biases, size, padding, stride)
+    return out.unflatten(0, (info.batch_size, -1)), 0
+
+
 @custom_op("anyfleet::stacked_weight_gradient", mutates_args=())
 def _stacked_weight_gradient(
     x: Tensor, gradient: Tensor, size: int, padding: int, stride: int
@@ -223,6 +241,16 @@ def _(x: Tensor, gradient: Tensor, size: int, padding: int, stride: int) -> Tens
     del padding, stride
     shape = len(x), size * size, x.shape[-1], gradient.shape[-1]
     return x.new_empty(shape, dtype=torch.float32)
+
+
+@_stacked_weight_gradient.register_vmap
+def _(
+    info: Any, dims: Any, x: Tensor, gradient: Tensor, size: int, padding: int, stride: int
+) -> tuple[Tensor, int]:
+    """Map the gradients of stacks: all devices of all of them are one stack."""
+    x, gradient = (each.flatten(0, 1).contiguous() for each in _first(info, dims, x, gradient))
+    out = _stacked_weight_gradient(x, gradient, size, padding, stride)
+    return out.unflatten(0, (info.batch_size, -1)), 0
 
 
 def _grouped_input_gradient(gradient: Tensor, weight: Tensor, shift: Shift) -> Tensor:
