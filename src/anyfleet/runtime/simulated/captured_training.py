@@ -57,13 +57,13 @@ def arithmetic(precision: Precision, device: torch.device) -> Iterator[None]:
 def stack_size(count: int) -> int:
     """Return the size to which a stack of so many devices is padded, so that few are captured.
 
-    Sizes are multiples of 5 up to 20, of 10 up to 1,000 and so on: cohorts of round numbers are not
-    padded, and those that are divided among widths by chance have few sizes. It is a rule, not a
-    memory of earlier sizes: a resumed run pads as the first one did.
+    Sizes are 1, 2 and 5, tens up to 1,000, hundreds up to 10,000 and so on: cohorts of a round
+    number are not padded, and those that are divided among widths by chance have few sizes. It is a
+    rule, not a memory of earlier sizes: a resumed run pads as the first one did.
     """
-    if count <= 2:
-        return count
-    step = 5 if count <= 20 else 10 ** max(1, len(str(count - 1)) - 2)
+    if count <= 5:
+        return next(size for size in (1, 2, 5) if size >= count)
+    step: int = 10 ** max(1, len(str(count - 1)) - 2)
     return -(-count // step) * step
 
 
@@ -262,11 +262,12 @@ def _capture(
         run()  # fills caches, and lets libraries and compilers prepare
     torch.cuda.current_stream(device).wait_stream(stream)
     torch.cuda.synchronize(device)
+    # The workspace of a product must be the graph's own: two graphs may run side by side.
+    clear_workspaces()
+    # What is free goes now, and not while it is measured what the graph takes.
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved(device)
     graph = torch.cuda.CUDAGraph()
-    # The workspace of a product must be the graph's own: two graphs may run side by side.
-    clear_workspaces()
     reads = Reads()
     try:
         with (
