@@ -51,7 +51,7 @@ def profiled(options: Options, work_name: str = "P") -> list[Table]:
     task = built(work, options.device)
     method = methods.fedavg(count=work.cohort, lr=work.lr, batch_size=work.batch, epochs=1)
     rounds = play_rounds(method, task, options)
-    each = times_of(rounds, options, seconds=20.0)
+    each = times_of(rounds, options, seconds=60.0)
     found: list[Table] = []
     if options.cuda:
         covered, kernels = busy(rounds)

@@ -279,8 +279,8 @@ def times_of(
 ) -> Timing:
     """Return how long rounds take, from the first one on; raise NotRun if the time is used up.
 
-    After `seconds` no more rounds are begun, but one counts. A round with fewer `replies` than
-    given is an error: it would be too fast.
+    `seconds` after the first round no more are begun, but one counts. A round with fewer `replies`
+    than given is an error: it would be too fast.
     """
     if options.late:
         raise NotRun("the time was used up")
@@ -291,7 +291,9 @@ def times_of(
     for each, result in rounds:
         took.append(each)
         counted.append(result.record.replies)
-        if time.monotonic() - began > seconds:
+        if len(took) == 1 and options.warm:
+            began = time.monotonic()
+        elif time.monotonic() - began > seconds:
             warm = min(warm, max(1, len(took) // 2), len(took) - 1)
             break
         if len(took) == warm + options.rounds:

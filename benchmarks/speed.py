@@ -46,6 +46,8 @@ class Section:
 
 def _on_gpu() -> tuple[Section, ...]:
     tf32 = ("--precision", "tf32")
+    # By then stacks of every size that chance brings have been captured.
+    met = ("--warm", "15")
     p = ("--works", "P")
     return (
         Section("P in tf32", "peers", (*p, "--precisions", "tf32", "--compile"), 2.2),
@@ -58,7 +60,7 @@ def _on_gpu() -> tuple[Section, ...]:
         # Not compiled: that takes half a minute for each of the widths.
         Section("widths", "hetero", ("--tables", "widths", *tf32), 0.9),
         Section("roofline", "roofline", tf32, 0.6, compiled=True),
-        Section("methods", "hetero", ("--tables", "methods", *tf32), 2.4),
+        Section("methods", "hetero", ("--tables", "methods", *tf32, *met), 2.4),
         Section("ratios", "scale", ("--tables", "ratios", *tf32), 0.6),
         Section("cohort and model", "scale", ("--tables", "cohort", "model", *tf32), 0.6),
         Section("kernels", "kernels", (*tf32, "--work", "P"), 0.4, compiled=True),
@@ -88,8 +90,8 @@ def _on_cpu() -> tuple[Section, ...]:
 def run_section(section: Section, common: Sequence[str], minutes: float) -> tuple[list[Any], str]:
     """Run one section; return its results, and what went wrong or ""."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", f"benchmarks.{section.module}", *section.arguments]
-        command += [*common, "--minutes", f"{minutes:.2f}", "--out", folder]
+        command = [sys.executable, "-m", f"benchmarks.{section.module}", *common]
+        command += [*section.arguments, "--minutes", f"{minutes:.2f}", "--out", folder]
         try:
             # Twice its time, and a minute to start: a row that was begun may end.
             done = subprocess.run(
