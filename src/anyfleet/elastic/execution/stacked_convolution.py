@@ -219,7 +219,7 @@ def _(
     padding: int,
     stride: int,
 ) -> tuple[Tensor, int]:
-    """Map the convolutions of stacks: all devices of all of them are one stack."""
+    """Return the convolutions of several stacks: all devices of all of them are one stack."""
     x, weight = (each.flatten(0, 1) for each in _first(info, dims, x, weight))
     biases = [each.flatten(0, 1) for each in _first(info, dims[2] or [None], *bias)]
     out = _stacked(x.contiguous(), weight.contiguous(), biases, size, padding, stride)
@@ -247,7 +247,7 @@ def _(x: Tensor, gradient: Tensor, size: int, padding: int, stride: int) -> Tens
 def _(
     info: Any, dims: Any, x: Tensor, gradient: Tensor, size: int, padding: int, stride: int
 ) -> tuple[Tensor, int]:
-    """Map the gradients of stacks: all devices of all of them are one stack."""
+    """Return the gradients of several stacks: all devices of all of them are one stack."""
     x, gradient = (each.flatten(0, 1).contiguous() for each in _first(info, dims, x, gradient))
     out = _stacked_weight_gradient(x, gradient, size, padding, stride)
     return out.unflatten(0, (info.batch_size, -1)), 0
