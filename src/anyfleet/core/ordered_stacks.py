@@ -222,8 +222,14 @@ class OrderedStack:
     def sums(self, weights: Tensor) -> Tensor:
         """Return the weighted sums of all changes, side by side, for rows of one slice."""
         if self.joint is not None:
-            return weighted_sum(self.joint, weights)
-        return torch.cat([weighted_sum(self._trained(name), weights) for name in self.tree])
+            return weighted_sum([self.joint], weights)
+        return torch.cat([weighted_sum(self._parts(name), weights) for name in self.tree])
+
+    def _parts(self, name: str) -> list[Tensor]:
+        """Return the change of a tensor in parts, 0 where it was not trained; rows follow rows."""
+        if name in self.masks or not (self.factors == 1).all():
+            return [self._trained(name)]
+        return [flattened(run.of(run.stack.trees["delta"][name])) for run in self.runs]
 
     def masses(self, names: tuple[str, ...], weights: Tensor, total: float) -> Tensor:
         """Return the sums of the weights of those who trained each entry, for rows of one slice.
@@ -234,7 +240,7 @@ class OrderedStack:
         found = weights.new_full((sum(sizes),), total)
         parts = dict(zip(names, found.split_with_sizes(sizes), strict=True))
         for name in self.masks.keys() & parts.keys():
-            weighted_sum(self.masks[name], weights, out=parts[name])
+            weighted_sum([self.masks[name]], weights, out=parts[name])
         return found
 
     def add_sums(self, target: Tensor, whole: WholeModel, weights: Tensor) -> None:
@@ -471,21 +477,24 @@ def _taken(values: Tensor, entry: Tensor) -> Tensor:
 # --- reductions of [rows, entries] ------------------------------------------------------------
 
 
-def weighted_sum(values: Tensor, weights: Tensor, out: Tensor | None = None) -> Tensor:
+def weighted_sum(parts: Sequence[Tensor], weights: Tensor, out: Tensor | None = None) -> Tensor:
     """Return the sum of rows times their weights, in the precision of the weights.
 
-    The products are laid out row by row whatever the layout of the values, and no matrix product
-    is used: the sum has the same bits for the same numbers.
+    Rows come in parts, one after the other, which are never put together. The products are laid out
+    row by row whatever the layout of the values, and no matrix product is used: the sum has the
+    same bits for the same numbers.
     """
-    rows, entries = values.shape
+    sizes, entries = [len(part) for part in parts], parts[0].shape[1]
     found = weights.new_empty(entries) if out is None else out
-    width = max(1, min(block_numbers(weights) // rows, entries))
-    products = weights.new_empty(rows * width)
+    width = max(1, min(block_numbers(weights) // len(weights), entries))
+    products = weights.new_empty(len(weights) * width)
+    own = weights[:, None].split_with_sizes(sizes)
     for start in range(0, entries, width):
-        part = values[:, start : start + width]
-        block = products[: part.numel()].view(part.shape)
-        torch.mul(part, weights[:, None], out=block)
-        torch.sum(block, dim=0, out=found[start : start + width])
+        end = min(start + width, entries)
+        block = products[: len(weights) * (end - start)].view(len(weights), -1)
+        for part, weight, rows in zip(parts, own, block.split_with_sizes(sizes), strict=True):
+            torch.mul(part[:, start:end], weight, out=rows)
+        torch.sum(block, dim=0, out=found[start:end])
     return found
 
 

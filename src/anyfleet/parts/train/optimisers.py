@@ -73,7 +73,8 @@ class Sgd:
             if self.momentum:
                 velocity[n] = self.momentum * state["velocity"][n] + step
                 step = step + self.momentum * velocity[n] if self.nesterov else velocity[n]
-            new[n] = params[n] - lr * step
+            # In one pass over memory, which is what an update of a large model takes.
+            new[n] = torch.addcmul(params[n], step, lr, value=-1)
         return new, {"velocity": velocity} if self.momentum else state
 
 
