@@ -22,7 +22,7 @@ from anyfleet.parts.schedule import Buffered, HoldAndFetch
 from anyfleet.parts.select import Everyone, Largest
 from anyfleet.runtime import Sequential, Simulated, Stacked, Threads, Workers
 from anyfleet.runtime.simulated.engines import Engine
-from anyfleet.runtime.simulated.stacking import buckets, shapes, stacks
+from anyfleet.runtime.simulated.stacking import buckets, shapes, side_by_side, stacks
 from anyfleet.tasks import Data, Split, Task
 from anyfleet.tasks.partition import LogNormalSizes
 from anyfleet.world import levels
@@ -176,6 +176,17 @@ def test_a_stack_holds_what_is_predicted_to_fit(monkeypatch: pytest.MonkeyPatch)
     assert len(stacks(asked, task())) == 1
     monkeypatch.setattr("anyfleet.runtime.simulated.stacking._MEMORY", 1)
     assert len(stacks(asked, task())) == 5
+
+
+@pytest.mark.parametrize(("fitting", "expected"), [(2, 1), (5, 1), (6, 2), (30, 10)])
+def test_as_many_stacks_run_side_by_side_as_fit(
+    monkeypatch: pytest.MonkeyPatch, fitting: int, expected: int
+) -> None:
+    asked = orders(fedavg(lr=0.1, epochs=1, batch_size=64), task(), [0, 1, 2, 3, 4])
+    rows = [np.array([0, 4]), np.array([1, 2, 3])]
+    stacking = "anyfleet.runtime.simulated.stacking"
+    monkeypatch.setattr(f"{stacking}._fitting", lambda *_: fitting)
+    assert side_by_side(asked, rows, task()) == expected
 
 
 def test_cohorts_that_draw_together_are_stacked_by_width() -> None:

@@ -119,14 +119,15 @@ class CapturedTraining:
         """Return the graph of a training, captured now if need be; None if there is none."""
         if inputs.key.device.type != "cuda" or unpaddable(context.task):
             return None
+        kind = type(trainer), context.task
         draws = trainer.shared_draws(bounds.local_steps, torch.tensor(0))
         if any(draw is not None for draw in draws):
-            # What a cohort draws decides what is calculated: no two rounds are the same graph.
+            drawn = "what a cohort draws decides what is calculated, so no two rounds are one graph"
+            self._refuse(kind, trainer, drawn)
             return None
         # Field by field: a context is made anew in every round.
         site = context.blueprint, context.trained, context.norm, context.task, context.width
         key = trainer, site, bounds, _layout(inputs)
-        kind = type(trainer), context.task
         try:
             graph = self._graphs.pop(key, None)
         except TypeError as error:
@@ -161,6 +162,9 @@ class CapturedTraining:
             oldest.done.synchronize()
 
     def _refuse(self, kind: Hashable, trainer: Train, why: str) -> None:
+        """Keep why trainings of a kind are not captured, and say so, once."""
+        if kind in self._refused:
+            return
         self._refused[kind] = why
         self._warn(f"Training with {quoted(trainer)} is not captured as a CUDA graph: {why}")
 

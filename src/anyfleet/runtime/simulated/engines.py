@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -26,7 +26,7 @@ from anyfleet.core.padding import unpaddable
 from anyfleet.core.stacks import Replies, Stack
 from anyfleet.errors import AnyfleetWarning, BadMessage
 from anyfleet.runtime.simulated.captured_training import CapturedTraining, Precision
-from anyfleet.runtime.simulated.stacking import stacks
+from anyfleet.runtime.simulated.stacking import side_by_side, stacks
 from anyfleet.wire import cut_message, decode_order, encode_order, encode_reply, misfits
 from anyfleet.wire.inbox import Inbox
 
@@ -330,21 +330,25 @@ class _Stacks:
         rows = stacks(orders, task, self._chunk, self._engine.workers)
         run: Mapper = self._pool.map if self._pool else map
         if self._device.type == "cuda":
-            run = self._on_streams
+            run = partial(self._on_streams, side_by_side(orders, rows, task))
         done = carry_out(orders, states, task, self._runner, stacks=rows, run=run)
         return _executed(given, done, task)
 
     def _on_streams(
-        self, begun: Callable[[int], Launched], numbers: Iterable[int]
+        self, most: int, begun: Callable[[int], Launched], numbers: Iterable[int]
     ) -> Iterable[Launched]:
-        """Begin each stack on a stream of its own: small ones leave an accelerator idle."""
+        """Begin stacks on at most so many streams: small stacks leave an accelerator idle.
+
+        Those of one stream follow each other, and use the same memory.
+        """
         launched, current = [], torch.cuda.current_stream(self._device)
         for number in numbers:
-            if number >= len(self._streams):
-                stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-                self._streams.append(stream)
-            self._streams[number].wait_stream(current)
-            with torch.cuda.stream(self._streams[number]):
+            if number < most and number >= len(self._streams):
+                made = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+                self._streams.append(made)
+            stream = self._streams[number % most]
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
                 launched.append(begun(number))
         for stream in self._streams:
             current.wait_stream(stream)

@@ -4,6 +4,7 @@ Devices of equal slice shape can share a stack. It is padded to its largest devi
 similar numbers of local steps are put together; and it has to fit into memory.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -83,6 +84,16 @@ def buckets(steps: Ints) -> list[Ints]:
         ends.append(end)
         end = int(begin[end])
     return alike(np.searchsorted(ends[::-1], bucket, side="right"))
+
+
+def side_by_side(orders: Cohort, stacks: Sequence[Ints], task: Task) -> int:
+    """Return how many stacks as large as the largest of these fit into memory at once."""
+    samples = sizes_of(task)[orders.device]
+    steps = steps_of(orders.hyperparameters, samples)
+    rows = [int(some[np.argmax(samples[some])]) for some in stacks]
+    most = [_fitting(orders, row, int(samples[row]), int(steps[row]), task) for row in rows]
+    shares = [len(some) / fitting for some, fitting in zip(stacks, most, strict=True)]
+    return max(1, int(1 / max(shares)))
 
 
 def _fitting(orders: Cohort, row: int, samples: int, steps: int, task: Task) -> int:
