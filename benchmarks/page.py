@@ -144,6 +144,8 @@ def draw_methods(axes: Any, results: Results) -> bool:
     axes.barh(names, [each["host, ms"] for each in rows], color="C1", height=0.4, label="host")
     if rows:
         axes.legend(fontsize=8)
+    axes.set_xscale("log")
+    axes.set_xlim(left=1)
     axes.set_xlabel("ms a round, cohorts of 50")
     axes.tick_params(axis="y", labelsize=8)
     return bool(rows)
