@@ -421,10 +421,10 @@ def _as_before(experiment: Experiment, past: Execution) -> Experiment:
     return replace(experiment, device=past.device) if experiment.device == "auto" else experiment
 
 
-def prospect(experiment: Experiment, task: Task, world: World, runs: int = 1) -> Prospect:
-    """Return what the choice of an engine depends on, for so many runs like this one."""
+def prospect(experiment: Experiment, task: Task, world: World) -> Prospect:
+    """Return what the choice of an engine depends on."""
     method, limits = experiment.method, experiment.limits
-    return Prospect(method, task, world, limits, experiment.seed, runs * experiment.rounds)
+    return Prospect(method, task, world, limits, experiment.seed, experiment.rounds)
 
 
 def _named(engine: Engine | Auto) -> Engine:

@@ -95,7 +95,7 @@ def compare_files(
     _need_budget(goal)
     entries, screen = read_all(files, [*overrides, *means.overrides()], allow), console()
     _need_width(entries, goal)
-    agreed = need_agreement(entries, seeds)
+    agreed = need_agreement(entries)
     _need_target(agreed.metrics, goal)
     folder = folder_for(out, "compare")
     named = {name: entry.experiment for name, entry in entries.items()}
@@ -275,7 +275,7 @@ class Agreement:
     prospects: Sequence[Prospect]  # of those that name no engine
 
 
-def need_agreement(entries: Mapping[str, Entry], seeds: int) -> Agreement:
+def need_agreement(entries: Mapping[str, Entry]) -> Agreement:
     """Return what files come to; raise ConfigError if a task, its fleet and its details disagree.
 
     So that is found before the first of them runs.
@@ -292,7 +292,7 @@ def need_agreement(entries: Mapping[str, Entry], seeds: int) -> Agreement:
             continue
         metrics[name] = Metric(main_metric(task.metrics))
         if experiment.engine == "auto":
-            prospects.append(prospect(experiment, task, world, seeds))
+            prospects.append(prospect(experiment, task, world))
     if problems:
         raise ConfigError(problems)
     return Agreement(metrics, prospects)

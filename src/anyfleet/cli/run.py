@@ -27,7 +27,7 @@ from anyfleet.experiment import (
     from_source,
     prepare,
 )
-from anyfleet.runtime.simulated.engine_choice import SECONDS, Prospect, choose
+from anyfleet.runtime.simulated.engine_choice import Prospect, choose
 from anyfleet.runtime.simulated.execution import execution_of
 from anyfleet.store import (
     Origin,
@@ -103,7 +103,7 @@ def one_engine(
     prospects = list(built)
     if not prospects:
         return dict(named)
-    choice = choose(prospects, SECONDS / len(prospects))
+    choice = choose(prospects)
     show(screen, f"All: {execution_of(prospects[0].task, *choice)}")
     return {
         name: replace(each, engine=choice.engine) if each.engine == "auto" else each
