@@ -14,8 +14,8 @@ from tests.cli.test_commands import anyfleet_command, succeeds
 from tests.cli.test_resume import RUN_FILE, no_picture
 
 CHOSEN = (
-    "device cpu, engine Sequential (not measured: the run is short; pin it with engine.use = "
-    '"Sequential"), float32'
+    "device cpu, engine Sequential (not measured: the run is short; pin it with engine = "
+    '{ use = "Sequential" }), float32'
 )
 
 
