@@ -85,7 +85,7 @@ def test_what_is_named_twice_is_refused(
     result = anyfleet_command(command, "one.toml", change, *option)
     assert result.exit_code == 2, result.output
     key, told = change.partition("=")[0].strip(), " ".join(result.output.replace("│", "").split())
-    assert f"is given, and so is {key}=…; keep one of them." in told
+    assert f"{key}=… names it, too; keep one of them." in told
     assert not (folder / "runs").exists()
 
 

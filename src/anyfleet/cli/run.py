@@ -70,7 +70,7 @@ class Means:
                 continue
             for key in keys:
                 if key in (name, f"{name}.use"):
-                    told = f"is given, and so is {key}=…; keep one of them."
+                    told = f"{key}=… names it, too; keep one of them."
                     raise typer.BadParameter(told, param_hint=f"--{name}")
             table = name == "engine" and value != "auto"
             changes.append(f'{name}={{ use = "{value}" }}' if table else f'{name}="{value}"')
