@@ -126,14 +126,14 @@ def test_a_run_has_the_engine_that_it_has_in_a_comparison(
     compare = ("compare", "one.toml", "rounds=1", "--seeds", "2", "--out")
     run = ("run", "one.toml", "rounds=1", "--out")
     with monkeypatch.context() as faked:
-        # By this clock the run is long, and stacks are the fastest.
-        faked.setattr(engine_choice, "_SECONDS_PER_CALL", 1.0)
+        # Every run may be measured, and stacks are the fastest by this clock.
+        faked.setattr(engine_choice, "_SHARE", 1e4)
         faked.setattr(engine_choice._Clock, "seconds", stacks_are_faster)
         compared = succeeds(*compare, "all").splitlines()[0]
         assert "engine Stacked(chunk=8) (measured: 2 times as fast as Sequential; pin" in compared
         ran = succeeds(*run, "run").splitlines()[0]
         assert ran.removeprefix("one: ") == compared.removeprefix("All: ")
-    # The run is short again, and what is kept of a long one makes no difference.
+    # Short runs may not be measured, and what is kept makes no difference.
     assert [*(folder / "cache/engines").iterdir()]
     assert succeeds(*run, "short").splitlines()[0] == f"one: {CHOSEN}"
     assert succeeds(*compare, "both").splitlines()[0] == f"All: {CHOSEN}"

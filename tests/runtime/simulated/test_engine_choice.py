@@ -265,10 +265,17 @@ def test_long_steps_are_done_side_by_side(
 ) -> None:
     monkeypatch.setattr(engine_choice, "cores", lambda: cores)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    # A clock by which every step takes hours.
-    monkeypatch.setattr(engine_choice._Clock, "seconds", lambda *_: 1e4)
+    # A machine on which every step takes hours.
+    monkeypatch.setattr(engine_choice, "_FLOPS", 1.0)
     told = Choice(engine, "not measured: a local step takes too long")
     assert choose([prospect()]) == told
-    # Once it is chosen, it is kept, however fast the machine is the next time.
-    monkeypatch.setattr(engine_choice._Clock, "seconds", lambda *_: 1e-4)
-    assert choose([prospect()]) == told
+    assert not cache.exists()
+
+
+def test_whether_a_run_is_measured_depends_on_no_clock(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Else a busy machine would choose another engine for the same run.
+    monkeypatch.setattr(engine_choice._Clock, "seconds", lambda *_: 1e4)
+    assert choose([prospect()]).why.startswith("measured: ")
+    assert only(cache)

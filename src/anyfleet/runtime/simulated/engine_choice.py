@@ -3,9 +3,10 @@
 A run on a GPU is stacked. On a CPU no engine is the fastest everywhere, so that the first orders of
 a run are carried out by each for a moment, with few local steps. What came of that is kept in the
 user's cache directory, for each machine and shape (model, method, data per device): engines differ
-in their last bits, and the same run shall have the same engine again. So a run that is too short to
-be measured does not look there: it has the same engine whether or not a longer one came before. The
-variable ANYFLEET_CACHE names another directory, or none if it is empty.
+in their last bits, and the same run shall have the same engine again. So whether a run is measured
+depends on it alone, and on no clock: one that is too short for that has the same engine whether or
+not a longer one came before. The variable ANYFLEET_CACHE names another directory, or none if it is
+empty.
 """
 
 import hashlib
@@ -169,31 +170,35 @@ def _kept_or_measured(prospect: Prospect, seconds: float) -> Measurement:
     if _SHARE * _expected(prospect, range(prospect.task.devices)) < _LEAST:
         return short
     orders = _first_orders(prospect)
-    most = min(seconds, _SHARE * _expected(prospect, orders.orders.device.tolist()))
+    expected = _expected(prospect, orders.orders.device.tolist())
+    most = min(seconds, _SHARE * expected)
     if most < _LEAST:
         return short
+    step = expected / (prospect.rounds * _steps(orders, prospect.task))
+    count = min(len(orders.orders), _FEW, int(most / (step * len(_unlike(candidates(), 2)))))
+    if count < min(len(orders.orders), 2):
+        return Measurement({}, _LONG_STEP)
     shape = shape_of(prospect)
     file = _file(shape)
     found = _read(file)
     if found is None:
-        found = _keep(file, shape, _measured_now(prospect, orders, most))
+        found = _keep(file, shape, _measured_now(prospect, orders, count, most))
     return found.times(prospect.rounds)
 
 
 # --- measuring ----------------------------------------------------------------------------------
 
 
-def _measured_now(prospect: Prospect, orders: Assignment, most: float) -> Measurement:
-    """Return the seconds of one round by each engine, measured for at most so many seconds."""
-    clock, one = _Clock(prospect), _shortened(orders, [0], 1)
-    clock.seconds(Sequential(), one)
-    step = clock.seconds(Sequential(), one)
+def _measured_now(prospect: Prospect, orders: Assignment, count: int, most: float) -> Measurement:
+    """Return the seconds of one round by each engine, from so many orders or more.
+
+    Measuring takes about `most` seconds.
+    """
+    clock = _Clock(prospect)
+    clock.seconds(Sequential(), _shortened(orders, [0], 1))
     engines, unstackable = candidates(), _unstackable(clock, orders)
     if unstackable:
         engines = {name: e for name, e in engines.items() if not isinstance(e, Stacked)}
-    count = min(len(orders.orders), _FEW, int(most / (step * len(_unlike(engines, 2)))))
-    if count < 1 or (count < 2 and len(orders.orders) > 1):
-        return Measurement({}, _LONG_STEP, unstackable)
     found = _contest(clock, engines, orders, count, time.perf_counter() + most)
     steps = _steps(orders, prospect.task)
     by_round = {name: seconds * steps for name, seconds in found.items()}
@@ -398,7 +403,6 @@ class _Kept(msgspec.Struct, frozen=True):
 
     shape: Any
     seconds: dict[str, float]
-    why_not: str = ""
     unstackable: str = ""
 
 
@@ -422,10 +426,8 @@ def _read(file: Path | None) -> Measurement | None:
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     known = {name: seconds for name, seconds in kept.seconds.items() if name in candidates()}
-    measured = str(Sequential()) in known and all(seconds > 0 for seconds in known.values())
-    if not measured and kept.why_not != _LONG_STEP:
-        return None
-    return Measurement(known if measured else {}, kept.why_not, kept.unstackable)
+    usable = str(Sequential()) in known and all(seconds > 0 for seconds in known.values())
+    return Measurement(known, unstackable=kept.unstackable) if usable else None
 
 
 def _keep(file: Path | None, shape: Mapping[str, Any], found: Measurement) -> Measurement:
@@ -437,7 +439,7 @@ def _keep(file: Path | None, shape: Mapping[str, Any], found: Measurement) -> Me
         return found
     if (meanwhile := _read(file)) is not None:
         return meanwhile
-    kept = _Kept(shape, dict(found.seconds), found.why_not, found.unstackable)
+    kept = _Kept(shape, dict(found.seconds), found.unstackable)
     beside = file.with_name(f".{file.stem}.{os.getpid()}.part")
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
