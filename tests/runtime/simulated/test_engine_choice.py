@@ -278,4 +278,4 @@ def test_whether_a_run_is_measured_depends_on_no_clock(
     # Else a busy machine would choose another engine for the same run.
     monkeypatch.setattr(engine_choice._Clock, "seconds", lambda *_: 1e4)
     assert choose([prospect()]).why.startswith("measured: ")
-    assert only(cache)
+    assert only(cache).exists()
