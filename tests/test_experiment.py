@@ -276,7 +276,8 @@ def test_a_run_that_names_no_engine_says_which_it_has() -> None:
     results = list(prepared.play())
     assert all(result.execution == prepared.execution for result in results)
     told = (
-        'engine Sequential (not measured: the run is short; pin it with engine.use = "Sequential")'
+        "engine Sequential (not measured: the run is short; pin it with "
+        'engine = { use = "Sequential" })'
     )
     assert str(results[0].execution) == f"device cpu, {told}, float32"
     named = next(play(replace(SMALL, engine=Stacked(chunk=2)), prepared.task)).execution

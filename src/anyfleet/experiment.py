@@ -39,7 +39,7 @@ from anyfleet.errors import (
 from anyfleet.methods.fedavg import Training
 from anyfleet.names import how_to_allow, lies_within
 from anyfleet.runtime import Limits, Simulated
-from anyfleet.runtime.simulated.engine_choice import Choice, Prospect, choose
+from anyfleet.runtime.simulated.engine_choice import Prospect, choose
 from anyfleet.runtime.simulated.engines import Engine
 from anyfleet.runtime.simulated.execution import (
     Auto,
@@ -384,21 +384,25 @@ def prepare(
     experiment: Experiment,
     task: Task | None = None,
     *,
+    world: World | None = None,
     resume: State | None = None,
-    choice: Choice | None = None,
 ) -> Prepared:
     """Return an experiment with its task and fleet, and with the engine and device it runs on.
 
-    An engine that is "auto" becomes the one of the run that is resumed, or else that of `choice`,
-    or else the fastest. Raise ConfigError and StoreError as `build` and `play` do.
+    An engine that is "auto" becomes the one of the run that is resumed, or else the fastest. `task`
+    saves building it again, and with `world` the fleet. Raise ConfigError and StoreError as `build`
+    and `play` do.
     """
     past = resume.execution if resume else None
     if past is not None:
         experiment = _as_before(experiment, past)
-    task, world = assemble(experiment, task)
+    if task is not None and world is not None:
+        task = placed(task, experiment)
+    else:
+        task, world = assemble(experiment, task)
     why = ""
     if experiment.engine == "auto":
-        engine, why = choice or choose([prospect(experiment, task, world)])
+        engine, why = choose([prospect(experiment, task, world)])
         experiment = replace(experiment, engine=engine)
     found = execution_of(task, _named(experiment.engine), why)
     if past is not None and (differing := past.differences(found)):
@@ -421,10 +425,10 @@ def _as_before(experiment: Experiment, past: Execution) -> Experiment:
     return replace(experiment, device=past.device) if experiment.device == "auto" else experiment
 
 
-def prospect(experiment: Experiment, task: Task, world: World, runs: int = 1) -> Prospect:
-    """Return what the choice of an engine depends on, for so many runs like this one."""
+def prospect(experiment: Experiment, task: Task, world: World) -> Prospect:
+    """Return what the choice of an engine depends on."""
     method, limits = experiment.method, experiment.limits
-    return Prospect(method, task, world, limits, experiment.seed, runs * experiment.rounds)
+    return Prospect(method, task, world, limits, experiment.seed, experiment.rounds)
 
 
 def _named(engine: Engine | Auto) -> Engine:

@@ -10,12 +10,16 @@ import torch
 
 from anyfleet.cli import demo
 from anyfleet.cli.app import app
+from anyfleet.runtime import Stacked
+from anyfleet.runtime.simulated import engine_choice
+from anyfleet.runtime.simulated.engines import Assignment, Engine
+from anyfleet.world import Fleet, World
 from tests.cli.test_commands import anyfleet_command, succeeds
 from tests.cli.test_resume import RUN_FILE, no_picture
 
 CHOSEN = (
-    "device cpu, engine Sequential (not measured: the run is short; pin it with engine.use = "
-    '"Sequential"), float32'
+    "device cpu, engine Sequential (not measured: the run is short; pin it with engine = "
+    '{ use = "Sequential" }), float32'
 )
 
 
@@ -58,20 +62,121 @@ def test_an_option_names_engine_and_device(folder: Path) -> None:
     assert shown.splitlines()[0] == f"pinned: {CHOSEN}"
 
 
+def test_the_engine_of_an_option_may_have_keys(folder: Path) -> None:
+    (folder / "pinned.toml").write_text('engine = { use = "Threads", workers = 3 }\n' + RUN_FILE)
+    words = ("pinned.toml", "rounds=1", "engine.chunk=4", "--engine", "Stacked", "--out")
+    told = "device cpu, engine Stacked(chunk=4), float32"
+    assert succeeds("run", *words, "run").splitlines()[0] == f"pinned: {told}"
+    assert succeeds("compare", *words, "all").splitlines()[0] == f"All: {told}"
+
+
+@pytest.mark.parametrize(
+    ("option", "change"),
+    [
+        (("--engine", "Stacked"), "engine.use=Threads"),
+        (("--engine", "auto"), 'engine = { use = "Threads" }'),
+        (("--device", "cpu"), "device=auto"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_what_is_named_twice_is_refused(
+    folder: Path, command: str, option: tuple[str, str], change: str
+) -> None:
+    result = anyfleet_command(command, "one.toml", change, *option)
+    assert result.exit_code == 2, result.output
+    key, told = change.partition("=")[0].strip(), " ".join(result.output.replace("│", "").split())
+    assert f"{key}=… names it, too; keep one of them." in told
+    assert not (folder / "runs").exists()
+
+
+def test_a_setting_without_effect_is_noted_once_before_anything_runs(folder: Path) -> None:
+    words = ("compare", "one.toml", "two.toml", "rounds=1", "--seeds", "2", "--engine", "Stacked")
+    result = anyfleet_command(*words, "engine.precision=tf32", "--device", "cpu", "--out", "all")
+    told = 'note: engine.precision = "tf32" has no effect: device cpu computes in float32.'
+    assert result.output.count(told) == 1
+    assert result.output.index(told) < result.output.index("round 1/1")
+    assert "All: device cpu, engine Stacked(precision='tf32'), float32" in result.output
+
+
 def test_runs_that_are_compared_have_one_engine(folder: Path) -> None:
     words = ("compare", "one.toml", "two.toml", "rounds=1", "--seeds", "2", "--out")
     assert succeeds(*words, "all").splitlines()[0] == f"All: {CHOSEN}"
     every = [f"all/{name}/seed-{seed}" for name in ("one", "two") for seed in (0, 1)]
     assert {settings(run) for run in every} == {("Sequential", "cpu")}
     shown = succeeds(*words, "named", "--engine", "Stacked")
-    assert "All: " not in shown
+    assert shown.splitlines()[0] == "All: device cpu, engine Stacked, float32"
     assert settings("named/two/seed-1") == ("Stacked", "cpu")
+
+
+def test_runs_that_are_compared_are_told_one_by_one_where_they_differ(folder: Path) -> None:
+    (folder / "pinned.toml").write_text('engine = { use = "Threads", workers = 3 }\n' + RUN_FILE)
+    words = ("compare", "one.toml", "pinned.toml", "two.toml", "rounds=1", "--seeds", "1")
+    assert succeeds(*words, "--out", "all").splitlines()[:3] == [
+        f"one: {CHOSEN}",
+        "pinned: device cpu, engine Threads(workers=3), float32",
+        f"two: {CHOSEN}",
+    ]
+    assert settings("all/pinned/seed-0") == ("Threads", "cpu")
+
+
+def test_a_run_has_the_engine_that_it_has_in_a_comparison(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANYFLEET_CACHE", str(folder / "cache"))
+    compare = ("compare", "one.toml", "rounds=1", "--seeds", "2", "--out")
+    run = ("run", "one.toml", "rounds=1", "--out")
+    with monkeypatch.context() as faked:
+        # Every run may be measured, and stacks are the fastest by this clock.
+        faked.setattr(engine_choice, "_SHARE", 1e4)
+        faked.setattr(engine_choice._Clock, "seconds", stacks_are_faster)
+        compared = succeeds(*compare, "all").splitlines()[0]
+        assert "engine Stacked(chunk=8) (measured: 2 times as fast as Sequential; pin" in compared
+        ran = succeeds(*run, "run").splitlines()[0]
+        assert ran.removeprefix("one: ") == compared.removeprefix("All: ")
+    # Short runs may not be measured, and what is kept makes no difference.
+    assert [*(folder / "cache/engines").iterdir()]
+    assert succeeds(*run, "short").splitlines()[0] == f"one: {CHOSEN}"
+    assert succeeds(*compare, "both").splitlines()[0] == f"All: {CHOSEN}"
+
+
+def stacks_are_faster(clock: object, engine: Engine, orders: Assignment) -> float:
+    """A clock by which stacks take half the time, on as many cores as they like."""
+    return (5e-4 if isinstance(engine, Stacked) else 1e-3) * len(orders.orders)
 
 
 def test_the_demonstration_has_one_engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "TASK", replace(demo.TASK, limit=300, server=20))
     assert succeeds("demo", "--rounds", "1", "--out", "demo").splitlines()[0] == f"All: {CHOSEN}"
     assert settings("demo/anycostfl") == ("Sequential", "cpu")
+    shown = succeeds("demo", "--rounds", "1", "--out", "named", "--engine", "Workers")
+    assert shown.splitlines()[0] == "All: device cpu, engine Workers, float32"
+    assert settings("named/anycostfl") == ("Workers", "cpu")
+
+
+def test_the_fleet_of_a_run_is_built_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[World] = []
+    build_fleet = Fleet.build
+
+    def counted(fleet: Fleet, *words: Any) -> World:
+        made.append(build_fleet(fleet, *words))
+        return made[-1]
+
+    monkeypatch.setattr(Fleet, "build", counted)
+    for words, fleets in (
+        (("run", "one.toml", "rounds=1", "--out", "run"), 1),
+        (("resume", "run", "--rounds", "2"), 1),
+        (("validate", "one.toml"), 1),
+        (("compare", "one.toml", "two.toml", "rounds=1", "--seeds", "2", "--out", "all"), 4),
+    ):
+        made.clear()
+        succeeds(*words)
+        assert len(made) == fleets, words
+
+
+def test_the_demonstration_has_no_file_to_speak_of() -> None:
+    shown = anyfleet_command("demo", "--help").output
+    assert "the file says" not in " ".join(shown.split())
+    assert shown.count("(auto)") == 2
 
 
 @pytest.mark.parametrize(

@@ -120,22 +120,28 @@ Threads = Annotated[
         help="Threads of torch. The same seed gives the same bytes only with the same number.",
     ),
 ]
-Device = Annotated[
-    str | None,
-    typer.Option(
+
+
+def _device(default: str) -> Any:
+    """Return the option that names a device of torch."""
+    return typer.Option(
         metavar="auto|cpu|cuda|cuda:1",
         help="Device of torch that trains; auto: a GPU where there is one.",
-        show_default="as the file says",
-    ),
-]
-Engine = Annotated[
-    str | None,
-    typer.Option(
+        show_default=default,
+    )
+
+
+def _engine(default: str) -> Any:
+    """Return the option that names an engine."""
+    return typer.Option(
         metavar="auto|Sequential|Stacked|…",
         help="How orders are carried out; auto: as is the fastest here, for all runs alike.",
-        show_default="as the file says",
-    ),
-]
+        show_default=default,
+    )
+
+
+Device = Annotated[str | None, _device("as the file says")]
+Engine = Annotated[str | None, _engine("as the file says")]
 Words = Annotated[
     list[str],
     typer.Argument(
@@ -205,8 +211,8 @@ def demo(
     ] = False,
     out: Out = None,
     threads: Threads = 1,
-    device: Device = None,
-    engine: Engine = None,
+    device: Annotated[str | None, _device("auto")] = None,
+    engine: Annotated[str | None, _engine("auto")] = None,
 ) -> None:
     """Train twenty unequal devices with six methods, from FedAvg to AnycostFL, and compare.
 

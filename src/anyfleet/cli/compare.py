@@ -18,6 +18,7 @@ from anyfleet.analysis.plots import Runs
 from anyfleet.analysis.summaries import ToTarget, common_score, metric_of, summarise, to_target
 from anyfleet.cli.remarks import over_seeds, warnings
 from anyfleet.cli.run import (
+    Built,
     Means,
     all_prepared,
     folder_for,
@@ -38,8 +39,7 @@ from anyfleet.cli.tables import (
     width_title,
 )
 from anyfleet.errors import ConfigError, Problem
-from anyfleet.experiment import Experiment, RoundRecord, assemble, from_source, prospect
-from anyfleet.runtime.simulated.engine_choice import Prospect
+from anyfleet.experiment import Experiment, RoundRecord, assemble, from_source
 from anyfleet.store import Origin, Recording, read_ledger
 from anyfleet.store.disk import write
 
@@ -93,18 +93,18 @@ def compare_files(
     """Run every file with every seed, and compare; seeds count up from the file's own."""
     files, overrides = split(words)
     _need_budget(goal)
-    entries, screen = read_all(files, [*overrides, *means.overrides()], allow), console()
+    entries, screen = read_all(files, means.overrides(overrides), allow), console()
     _need_width(entries, goal)
-    agreed = need_agreement(entries, seeds)
+    agreed = need_agreement(entries)
     _need_target(agreed.metrics, goal)
     folder = folder_for(out, "compare")
     named = {name: entry.experiment for name, entry in entries.items()}
-    chosen = one_engine(named, agreed.prospects, screen)
+    chosen = one_engine(named, agreed.built, screen)
     screen.print(f"Folder: {folder}", markup=False, soft_wrap=True)
     runs: dict[str, list[Sequence[RoundRecord]]] = {name: [] for name in entries}
     wrong: dict[str, list[list[str]]] = {name: [] for name in entries}
     with several(folder, screen, allow):
-        for name, prepared in all_prepared(_schedule(chosen, seeds)):
+        for name, prepared in all_prepared(_schedule(chosen, seeds), agreed.built):
             experiment, task = prepared.experiment, prepared.task
             label = f"{name}/seed-{experiment.seed}"
             inner, entry = subfolder(folder, label), entries[name]
@@ -272,17 +272,17 @@ class Agreement:
     """What is known of run files before the first of them runs."""
 
     metrics: Mapping[str, Metric]  # by file
-    prospects: Sequence[Prospect]  # of those that name no engine
+    built: Mapping[str, Built]  # for the first seed, by file
 
 
-def need_agreement(entries: Mapping[str, Entry], seeds: int) -> Agreement:
+def need_agreement(entries: Mapping[str, Entry]) -> Agreement:
     """Return what files come to; raise ConfigError if a task, its fleet and its details disagree.
 
     So that is found before the first of them runs.
     """
     problems: list[Problem] = []
     metrics: dict[str, Metric] = {}
-    prospects: list[Prospect] = []
+    built: dict[str, Built] = {}
     for name, entry in entries.items():
         experiment = entry.experiment
         try:
@@ -291,11 +291,10 @@ def need_agreement(entries: Mapping[str, Entry], seeds: int) -> Agreement:
             problems += [Problem(f"{name}: {p.path}", p.message) for p in error.problems]
             continue
         metrics[name] = Metric(main_metric(task.metrics))
-        if experiment.engine == "auto":
-            prospects.append(prospect(experiment, task, world, seeds))
+        built[name] = task, world
     if problems:
         raise ConfigError(problems)
-    return Agreement(metrics, prospects)
+    return Agreement(metrics, built)
 
 
 def _need_target(metrics: Mapping[str, Metric], goal: Goal) -> None:

@@ -21,7 +21,7 @@ from anyfleet.cli.run import (
 from anyfleet.cli.screen import console, seconds
 from anyfleet.cli.tables import table
 from anyfleet.core.method import Method
-from anyfleet.experiment import Experiment, RoundRecord, assemble, populate, prospect
+from anyfleet.experiment import Experiment, RoundRecord, assemble
 from anyfleet.measure import Fisher
 from anyfleet.methods.fedavg import Training
 from anyfleet.runtime.simulated.execution import Settings
@@ -92,15 +92,12 @@ def demonstrate(
     chosen = experiments(rounds=rounds, seed=seed, references=references, settings=settings)
     task, world = assemble(chosen["FedAvg"])
     folder, screen = folder_for(out, "demo"), console()
-    looked_at = (each for name, each in chosen.items() if name in compared())
-    prospects = [
-        prospect(each, task, populate(each, task)) for each in looked_at if each.engine == "auto"
-    ]
-    chosen = one_engine(chosen, prospects, screen)
+    built = dict.fromkeys(compared(), (task, world))
+    chosen = one_engine(chosen, built, screen)
     runs: dict[str, list[Sequence[RoundRecord]]] = {}
     wrong: dict[str, list[list[str]]] = {}
     with several(folder, screen):
-        for name, prepared in all_prepared(chosen.items(), task):
+        for name, prepared in all_prepared(chosen.items(), built):
             experiment, inner = prepared.experiment, subfolder(folder, name)
             recording = Recording(inner, experiment, origin=Origin(prepared.task))
             records = record(prepared, recording, screen=screen, name=name)

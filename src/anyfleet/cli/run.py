@@ -26,8 +26,9 @@ from anyfleet.experiment import (
     State,
     from_source,
     prepare,
+    prospect,
 )
-from anyfleet.runtime.simulated.engine_choice import SECONDS, Prospect, choose
+from anyfleet.runtime.simulated.engine_choice import choose
 from anyfleet.runtime.simulated.execution import execution_of
 from anyfleet.store import (
     Origin,
@@ -44,6 +45,7 @@ from anyfleet.store.environment import FILE
 from anyfleet.world import World
 
 RUNS = Path("runs")
+Built = tuple[Task, World]  # of an experiment
 
 
 @dataclass(frozen=True)
@@ -54,14 +56,25 @@ class Means:
     device: str | None = None  # None: as the run file says
     engine: str | None = None
 
-    def overrides(self) -> list[str]:
-        """Return what changes a run file accordingly, after setting the threads of torch."""
+    def overrides(self, others: Sequence[str] = ()) -> list[str]:
+        """Return what changes a run file accordingly, and `others`, after setting torch's threads.
+
+        The others come last, so that they may have keys of the engine. Raise BadParameter if they
+        name the device or the engine, too.
+        """
         torch.set_num_threads(self.threads)  # first, since they decide which engine is the fastest
-        device = [] if self.device is None else [f'device="{self.device}"']
-        if self.engine is None:
-            return device
-        engine = '"auto"' if self.engine == "auto" else f'{{ use = "{self.engine}" }}'
-        return [*device, f"engine={engine}"]
+        keys = [word.partition("=")[0].strip() for word in others]
+        changes = []
+        for name, value in (("device", self.device), ("engine", self.engine)):
+            if value is None:
+                continue
+            for key in keys:
+                if key in (name, f"{name}.use"):
+                    told = f"{key}=… names it, too; keep one of them."
+                    raise typer.BadParameter(told, param_hint=f"--{name}")
+            table = name == "engine" and value != "auto"
+            changes.append(f'{name}={{ use = "{value}" }}' if table else f'{name}="{value}"')
+        return [*changes, *others]
 
 
 def folder_for(out: Path | None, name: str) -> Path:
@@ -75,40 +88,52 @@ def subfolder(folder: Path, name: str) -> Path:
 
 
 def all_prepared(
-    named: Iterable[tuple[str, Experiment]], first: Task | None = None
+    named: Iterable[tuple[str, Experiment]], built: Mapping[str, Built]
 ) -> Iterator[tuple[str, Prepared]]:
     """Yield each experiment ready to begin; neighbours with the same task share it.
 
-    `first` is the task of the first one, if it is built already.
+    What is `built` already is for the first experiment of that name.
     """
     last: Prepared | None = None
+    left = dict(built)
     for name, experiment in named:
-        task = None if last else first
+        task, world = left.pop(name, (None, None))
         if last and (last.experiment.task, last.experiment.seed) == (
             experiment.task,
             experiment.seed,
         ):
             task = last.task
-        last = prepare(experiment, task)
+        last = prepare(experiment, task, world=world)
         yield name, last
 
 
 def one_engine(
-    named: Mapping[str, Experiment], built: Iterable[Prospect], screen: Console
+    named: Mapping[str, Experiment], built: Mapping[str, Built], screen: Console
 ) -> dict[str, Experiment]:
     """Return experiments that are compared, all with the same engine unless they name one.
 
-    `built` are those that name none; what is chosen for them is shown.
+    Choose it for those that are `built`, and show how these are carried out: in one line if they
+    all are so, else one by one.
     """
-    prospects = list(built)
-    if not prospects:
-        return dict(named)
-    choice = choose(prospects, SECONDS / len(prospects))
-    show(screen, f"All: {execution_of(prospects[0].task, *choice)}")
-    return {
-        name: replace(each, engine=choice.engine) if each.engine == "auto" else each
-        for name, each in named.items()
-    }
+    prospects = [
+        prospect(named[name], *each) for name, each in built.items() if named[name].engine == "auto"
+    ]
+    chosen, why = choose(prospects) if prospects else (None, "")
+    told: dict[str, str] = {}
+    found: dict[str, Experiment] = {}
+    for name, experiment in named.items():
+        engine, reason = experiment.engine, ""
+        if engine == "auto":
+            assert chosen is not None  # it is built
+            engine, reason = chosen, why
+        found[name] = replace(experiment, engine=engine)
+        if name in built:
+            told[name] = str(execution_of(built[name][0], engine, reason))
+    if len(set(told.values())) == 1:
+        told = {"All": next(iter(told.values()))}
+    for name, text in told.items():
+        show(screen, f"{name}: {text}")
+    return found
 
 
 def record(
@@ -159,7 +184,7 @@ def run_file(
 ) -> None:
     """Run a run file; everything is checked and built before a folder is made."""
     screen = console()
-    source = config.read(file, [*overrides, *means.overrides()], allow)
+    source = config.read(file, means.overrides(overrides), allow)
     prepared = prepare(from_source(source))
     folder = folder_for(writing.out, file.stem)
     again = resumption(folder, source.allow)
@@ -237,7 +262,7 @@ def resume_folder(folder: Path, terms: Terms, *, every: int | None) -> None:
     run = reopen(folder, terms)
     for remark in run.remarks:
         show(screen, remark)
-    prepared = prepare(run.experiment, run.task, resume=run.past.state)
+    prepared = prepare(run.experiment, run.task, world=run.world, resume=run.past.state)
     name = folder.resolve().name
     show(screen, f"{name}: {prepared.execution}")
     done, rounds = run.past.progress.rounds, run.experiment.rounds

@@ -11,14 +11,14 @@ from anyfleet.cli.screen import console
 from anyfleet.cli.tables import grid
 from anyfleet.core.slots import nested
 from anyfleet.elastic import Blueprint, cost
-from anyfleet.experiment import Experiment, build, load, populate
+from anyfleet.experiment import Experiment, assemble, load
 
 
 def validate_file(file: Path, overrides: Sequence[str], *, allow: Sequence[str]) -> None:
     """Build everything that a run needs, the data too; raise ConfigError if something is wrong."""
     screen = console()
     experiment = load(file, overrides, allow)
-    task = build(experiment)
+    task, world = assemble(experiment)
     sizes = [task.size(device) for device in range(task.devices)]
     screen.print(f"{file} is valid.\n", markup=False, soft_wrap=True)
     screen.print(
@@ -26,7 +26,6 @@ def validate_file(file: Path, overrides: Sequence[str], *, allow: Sequence[str])
         f"{len(task.test)} test samples, {len(task.server)} on the server.",
         soft_wrap=True,
     )
-    world = populate(experiment, task)
     for what, how in (("Data", task.assignment), ("Fleet", world.assignment)):
         screen.print(f"{what}: {how}", markup=False, soft_wrap=True)
     screen.print()

@@ -15,7 +15,7 @@ from anyfleet import config
 from anyfleet.core.objectives import Task
 from anyfleet.errors import StoreError
 from anyfleet.experiment import Experiment
-from anyfleet.runtime.simulated.execution import device_for
+from anyfleet.runtime.simulated.execution import device_for, engine_name
 from anyfleet.store.disk import write
 from anyfleet.store.tensor_blocks import content
 
@@ -164,4 +164,6 @@ def _device(experiment: Experiment, task: Task | None) -> str:
 
 
 def _told(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return engine_name(value)
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -35,6 +35,7 @@ class Reopened:
 
     experiment: Experiment
     task: Task
+    world: World
     past: Past
     every: int | None  # rounds between checkpoints, as recorded
     remarks: tuple[str, ...]  # for the person who resumes it
@@ -134,7 +135,7 @@ def _reopened(
         write(folder / "config.toml", describe(experiment, source.allow).encode())
     differing = [f"Not identical from here on: {'; '.join(found)}."] if found else []
     remarks = (*last.remarks, *differing)
-    return Reopened(experiment, task, past, recorded.checkpoint_every, remarks)
+    return Reopened(experiment, task, world, past, recorded.checkpoint_every, remarks)
 
 
 def _refusal(folder: Path, found: Sequence[str]) -> str:

@@ -21,6 +21,7 @@ from anyfleet.runtime import Limits, Sequential, Stacked, Workers
 from anyfleet.runtime.simulated import engine_choice
 from anyfleet.runtime.simulated.engine_choice import (
     Choice,
+    Measurement,
     Prospect,
     candidates,
     choose,
@@ -64,6 +65,37 @@ def test_a_short_run_is_not_measured(cache: Path) -> None:
     choice = choose([prospect(rounds=SHORT)])
     assert choice == Choice(Sequential(), "not measured: the run is short")
     assert not cache.exists()
+
+
+def test_a_short_run_has_the_same_engine_before_and_after_a_long_one(cache: Path) -> None:
+    before = choose([prospect(rounds=SHORT)])
+    remember(cache, {str(Sequential()): 1.0, str(STACKS): 0.1}, prospect())
+    assert choose([prospect()]).engine == STACKS
+    assert choose([prospect(rounds=SHORT)]) == before
+
+
+def test_what_is_measured_of_a_run_does_not_depend_on_what_it_is_compared_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[float] = []
+
+    def measured(each: Prospect, seconds: float = engine_choice.SECONDS) -> Measurement:
+        given.append(seconds)
+        return Measurement({str(Sequential()): 1.0})
+
+    monkeypatch.setattr(engine_choice, "measure", measured)
+    choose([prospect()])
+    choose([prospect(), prospect(), prospect()])
+    assert given == [engine_choice.SECONDS] * 4
+
+
+def test_what_is_kept_is_never_written_over(cache: Path) -> None:
+    remember(cache, {str(Sequential()): 1.0}, prospect())
+    kept = only(cache).read_bytes()
+    later = Measurement({str(Sequential()): 2.0})
+    found = engine_choice._keep(only(cache), shape_of(prospect()), later)
+    assert found == Measurement({str(Sequential()): 1.0})
+    assert only(cache).read_bytes() == kept
 
 
 def test_what_was_measured_is_kept_and_not_measured_again(
@@ -172,7 +204,10 @@ def test_stacks_are_left_out_if_they_fail() -> None:
     method = replace(METHOD, train=Branching(batch_size=16))
     others = [engine for engine in candidates().values() if not isinstance(engine, Stacked)]
     assert [*measure(prospect(method), ENOUGH).seconds] == [*map(str, others)]
-    assert choose([prospect(method)], ENOUGH).engine in others
+    choice = choose([prospect(method)], ENOUGH)
+    assert choice.engine in others
+    assert "; Branching cannot be stacked: RuntimeError: vmap: It looks like you're" in choice.why
+    assert "\n" not in choice.why
 
 
 @dataclass(frozen=True)
@@ -226,11 +261,21 @@ def test_engines_that_do_the_same_are_measured_once(monkeypatch: pytest.MonkeyPa
     ("cores", "threads", "engine"), [(1, 1, Sequential()), (2, 1, Workers()), (2, 2, Sequential())]
 )
 def test_long_steps_are_done_side_by_side(
-    cores: int, threads: int, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    cores: int, threads: int, engine: Engine, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_choice, "cores", lambda: cores)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    # A clock by which every step takes hours.
+    # A machine on which every step takes hours.
+    monkeypatch.setattr(engine_choice, "_FLOPS", 1.0)
+    told = Choice(engine, "not measured: a local step takes too long")
+    assert choose([prospect()]) == told
+    assert not cache.exists()
+
+
+def test_whether_a_run_is_measured_depends_on_no_clock(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Else a busy machine would choose another engine for the same run.
     monkeypatch.setattr(engine_choice._Clock, "seconds", lambda *_: 1e4)
-    choice = choose([prospect()])
-    assert choice == Choice(engine, "not measured: a local step takes too long")
+    assert choose([prospect()]).why.startswith("measured: ")
+    assert only(cache).exists()

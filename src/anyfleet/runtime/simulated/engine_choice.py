@@ -1,10 +1,12 @@
 """The engine of a run that names none: the fastest for its shape on this machine, as measured.
 
 A run on a GPU is stacked. On a CPU no engine is the fastest everywhere, so that the first orders of
-a run are carried out by each for a moment, with few local steps. What that took is kept in the
+a run are carried out by each for a moment, with few local steps. What came of that is kept in the
 user's cache directory, for each machine and shape (model, method, data per device): engines differ
-in their last bits, and the same run shall have the same engine again. The variable ANYFLEET_CACHE
-names another directory, or none if it is empty.
+in their last bits, and the same run shall have the same engine again. So whether a run is measured
+depends on it alone, and on no clock: one that is too short for that has the same engine whether or
+not a longer one came before. The variable ANYFLEET_CACHE names another directory, or none if it is
+empty.
 """
 
 import hashlib
@@ -88,6 +90,11 @@ class Measurement:
 
     seconds: Mapping[str, float]
     why_not: str = ""
+    unstackable: str = ""  # why there are no stacks among the engines, or ""
+
+    def times(self, rounds: int) -> "Measurement":
+        """Return the measurement of so many rounds, made of that of one."""
+        return replace(self, seconds={name: rounds * each for name, each in self.seconds.items()})
 
 
 def candidates() -> dict[str, Engine]:
@@ -102,8 +109,9 @@ def candidates() -> dict[str, Engine]:
 def choose(prospects: Iterable[Prospect], seconds: float = SECONDS) -> Choice:
     """Return the engine for runs that are compared: one for all, with which all are the fastest.
 
-    Each may be measured for so many `seconds`. One prospect is looked at after the other, so that
-    their tasks need not be in memory together.
+    Each may be measured for so many `seconds`, however many there are: what is kept of one is then
+    what a run of it alone would keep. One prospect is looked at after the other, so that their
+    tasks need not be in memory together.
     """
     measurements = []
     for prospect in prospects:
@@ -119,13 +127,14 @@ def _on_gpu(task: Task) -> bool:
 
 def _fastest(measurements: Sequence[Measurement]) -> Choice:
     """Return the engine with which all runs together take the least time."""
+    without = tuple(dict.fromkeys(each.unstackable for each in measurements if each.unstackable))
     measured = [each.seconds for each in measurements if each.seconds]
     if not measured:
-        reasons = dict.fromkeys(each.why_not for each in measurements)
+        reasons = tuple(dict.fromkeys(each.why_not for each in measurements))
         # Where a single step takes long, nothing is gained but by doing several at a time.
         side_by_side = _LONG_STEP in reasons and cores() > 1 and torch.get_num_threads() == 1
         engine = Workers() if side_by_side else Sequential()
-        return Choice(engine, "not measured: " + "; ".join(reasons))
+        return Choice(engine, "not measured: " + "; ".join(reasons + without))
     engines = candidates()
     total = {
         name: sum(each[name] for each in measured)
@@ -134,10 +143,11 @@ def _fastest(measurements: Sequence[Measurement]) -> Choice:
     }
     shortest = min(total.values())
     name = next(name for name, seconds in total.items() if seconds <= _EQUAL * shortest)
-    if isinstance(engines[name], Sequential):
-        return Choice(engines[name], "measured: no other is faster")
     gain = total[str(Sequential())] / total[name]
-    return Choice(engines[name], f"measured: {gain:.2g} times as fast as Sequential")
+    found = f"{gain:.2g} times as fast as Sequential"
+    if isinstance(engines[name], Sequential):
+        found = "no other is faster"
+    return Choice(engines[name], "measured: " + "; ".join((found, *without)))
 
 
 def measure(prospect: Prospect, seconds: float = SECONDS) -> Measurement:
@@ -146,51 +156,53 @@ def measure(prospect: Prospect, seconds: float = SECONDS) -> Measurement:
     Measuring takes about `seconds`, and at most a tenth of the run. What the parts of a method do
     meanwhile changes nothing: they get the same keys again, torch its random state.
     """
-    shape = shape_of(prospect)
-    file = _file(shape)
-    kept = _read(file)
-    if kept is not None:
-        return Measurement(_scaled(kept, prospect.rounds))
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = _measured_now(prospect, seconds)
+            return _kept_or_measured(prospect, seconds)
     except Exception:  # noqa: BLE001 - it comes again in the run, where it is explained
         return Measurement({}, "the first orders cannot be carried out")
-    if found.seconds:
-        _write(file, shape, found.seconds)
-    return replace(found, seconds=_scaled(found.seconds, prospect.rounds))
 
 
-def _scaled(by_round: Mapping[str, float], rounds: int) -> dict[str, float]:
-    return {name: seconds * rounds for name, seconds in by_round.items()}
+def _kept_or_measured(prospect: Prospect, seconds: float) -> Measurement:
+    """Return the measurement of a run; if it is too short for one, whatever the cache holds."""
+    short = Measurement({}, "the run is short")
+    if _SHARE * _expected(prospect, range(prospect.task.devices)) < _LEAST:
+        return short
+    orders = _first_orders(prospect)
+    expected = _expected(prospect, orders.orders.device.tolist())
+    most = min(seconds, _SHARE * expected)
+    if most < _LEAST:
+        return short
+    step = expected / (prospect.rounds * _steps(orders, prospect.task))
+    count = min(len(orders.orders), _FEW, int(most / (step * len(_unlike(candidates(), 2)))))
+    if count < min(len(orders.orders), 2):
+        return Measurement({}, _LONG_STEP)
+    shape = shape_of(prospect)
+    file = _file(shape)
+    found = _read(file)
+    if found is None:
+        found = _keep(file, shape, _measured_now(prospect, orders, count, most))
+    return found.times(prospect.rounds)
 
 
 # --- measuring ----------------------------------------------------------------------------------
 
 
-def _measured_now(prospect: Prospect, seconds: float) -> Measurement:
-    """Return the seconds of one round by each engine."""
-    short = Measurement({}, "the run is short")
-    everybody = range(prospect.task.devices)
-    if _SHARE * _expected(prospect, everybody) < _LEAST:
-        return short
-    orders = _first_orders(prospect)
-    most = min(seconds, _SHARE * _expected(prospect, orders.orders.device.tolist()))
-    if most < _LEAST:
-        return short
-    clock, one = _Clock(prospect), _shortened(orders, [0], 1)
-    clock.seconds(Sequential(), one)
-    step = clock.seconds(Sequential(), one)
-    engines = candidates()
-    if not _stackable(clock, orders):
+def _measured_now(prospect: Prospect, orders: Assignment, count: int, most: float) -> Measurement:
+    """Return the seconds of one round by each engine, from so many orders or more.
+
+    Measuring takes about `most` seconds.
+    """
+    clock = _Clock(prospect)
+    clock.seconds(Sequential(), _shortened(orders, [0], 1))
+    engines, unstackable = candidates(), _unstackable(clock, orders)
+    if unstackable:
         engines = {name: e for name, e in engines.items() if not isinstance(e, Stacked)}
-    count = min(len(orders.orders), _FEW, int(most / (step * len(_unlike(engines, 2)))))
-    if count < 1 or (count < 2 and len(orders.orders) > 1):
-        return Measurement({}, _LONG_STEP)
     found = _contest(clock, engines, orders, count, time.perf_counter() + most)
     steps = _steps(orders, prospect.task)
-    return Measurement({name: seconds * steps for name, seconds in found.items()})
+    by_round = {name: seconds * steps for name, seconds in found.items()}
+    return Measurement(by_round, unstackable=unstackable)
 
 
 def _expected(prospect: Prospect, devices: Sequence[int]) -> float:
@@ -245,13 +257,15 @@ def _first_orders(prospect: Prospect) -> Assignment:
     raise RuntimeError("nobody trains in the first round")
 
 
-def _stackable(clock: "_Clock", orders: Assignment) -> bool:
-    """Return whether devices can be stacked: the trainer of a user may not be made for that."""
+def _unstackable(clock: "_Clock", orders: Assignment) -> str:
+    """Return why devices cannot be stacked, or "": a user's trainer may not be made for that."""
     try:
         clock.seconds(Stacked(), _shortened(orders, [0, 0], 1))
-    except Exception:  # noqa: BLE001 - whatever it is, the other engines do without it
-        return False
-    return True
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other engines do without it
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0].partition(". ")[0]
+        trainer = type(clock.prospect.method.trainer).__name__
+        return f"{trainer} cannot be stacked: {reason.rstrip('.: ')}"
+    return ""
 
 
 def _contest(
@@ -385,10 +399,11 @@ def _without_lr(value: Any) -> Any:
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """What a file of the cache holds: seconds of a round by engine, and what they hold for."""
+    """What a file of the cache holds: the measurement of a round, and what it holds for."""
 
-    seconds: dict[str, float]
     shape: Any
+    seconds: dict[str, float]
+    unstackable: str = ""
 
 
 def _file(shape: Mapping[str, Any]) -> Path | None:
@@ -402,26 +417,32 @@ def _file(shape: Mapping[str, Any]) -> Path | None:
     return folder / f"{hashlib.sha256(text).hexdigest()}.json"
 
 
-def _read(file: Path | None) -> Mapping[str, float] | None:
-    """Return the seconds that a file of the cache holds; None if it cannot be used."""
+def _read(file: Path | None) -> Measurement | None:
+    """Return the measurement of a round that a file of the cache holds; None if it is of no use."""
     if file is None:
         return None
     try:
-        found = msgspec.json.decode(file.read_bytes(), type=_Kept).seconds
+        kept = msgspec.json.decode(file.read_bytes(), type=_Kept)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    known = {name: seconds for name, seconds in found.items() if name in candidates()}
+    known = {name: seconds for name, seconds in kept.seconds.items() if name in candidates()}
     usable = str(Sequential()) in known and all(seconds > 0 for seconds in known.values())
-    return known if usable else None
+    return Measurement(known, unstackable=kept.unstackable) if usable else None
 
 
-def _write(file: Path | None, shape: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
-    """Write a file of the cache as a whole; without a place to write, do without it."""
+def _keep(file: Path | None, shape: Mapping[str, Any], found: Measurement) -> Measurement:
+    """Write a measurement into the cache, and return it; if one is there by now, return that.
+
+    A file is written as a whole; without a place for it, nothing is kept.
+    """
     if file is None:
-        return
-    text = msgspec.json.encode(_Kept(dict(seconds), shape))
+        return found
+    if (meanwhile := _read(file)) is not None:
+        return meanwhile
+    kept = _Kept(shape, dict(found.seconds), found.unstackable)
     beside = file.with_name(f".{file.stem}.{os.getpid()}.part")
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(msgspec.json.format(text, indent=2) + b"\n")
+        beside.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=2) + b"\n")
         beside.replace(file)
+    return found

@@ -98,7 +98,7 @@ class Workers(Engine):
     one thread.
     """
 
-    count: int = 0
+    count: int = 0  # threads; 0: one for each core
 
     def __post_init__(self) -> None:
         if self.count < 0:
@@ -161,8 +161,8 @@ class Threads(Engine):
     of the user's own parts.
     """
 
-    workers: int = 2
-    allow: tuple[str, ...] = ()
+    workers: int = 2  # threads
+    allow: tuple[str, ...] = ()  # packages whose parts orders may name
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -284,10 +284,10 @@ class Stacked(Engine):
     accelerator multiplies with fewer digits; `compile` fuses the operators of a local step.
     """
 
-    chunk: int = 0
-    workers: int = 1
-    precision: Precision = "float32"
-    compile: bool = False
+    chunk: int = 0  # most devices in a stack; 0: as many as memory is predicted to hold
+    workers: int = 1  # threads that train stacks side by side on a CPU
+    precision: Precision = "float32"  # of products; tf32 on a GPU alone
+    compile: bool = False  # whether local steps are compiled, on a GPU alone
 
     def __post_init__(self) -> None:
         if self.chunk < 0:

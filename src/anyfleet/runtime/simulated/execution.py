@@ -1,6 +1,7 @@
 """How a run is carried out: on which device of torch, by which engine, in which precision."""
 
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -9,7 +10,7 @@ import torch
 
 from anyfleet import config
 from anyfleet.core.objectives import Task
-from anyfleet.errors import ConfigError, Problem
+from anyfleet.errors import AnyfleetWarning, ConfigError, Problem
 from anyfleet.runtime.simulated.engines import Engine, Stacked
 
 Auto = Literal["auto"]
@@ -51,34 +52,52 @@ class Execution:
     why: str = ""  # how the engine was chosen; "": the user named it
 
     def __str__(self) -> str:
-        engine = f"{_name(self.engine)} ({self.why}; pin it with {self.pin})" if self.why else ""
-        return f"device {self.device}, engine {engine or _name(self.engine)}, {self.precision}"
+        engine = engine_name(self.engine)
+        if self.why:
+            engine = f"{engine} ({self.why}; pin it with {' and '.join(self.pins)})"
+        return f"device {self.device}, engine {engine}, {self.precision}"
 
     @property
-    def pin(self) -> str:
-        """What a run file says to have this engine and no other."""
-        return ", ".join(
-            f"engine.{config.to_toml({key: _short(value)}).strip()}"
-            for key, value in self.engine.items()
-        )
+    def pins(self) -> tuple[str, ...]:
+        """The lines of a run file, or overrides of one, that give a run this engine and no other.
+
+        On a GPU they name the device, too.
+        """
+        pairs = {**self.engine, "use": _short(self.engine["use"])}.items()
+        options = ", ".join(config.to_toml({key: value}).strip() for key, value in pairs)
+        device = () if self.device == "cpu" else (f'device = "{self.device}"',)
+        return (f"engine = {{ {options} }}", *device)
 
     def differences(self, other: "Execution") -> tuple[str, ...]:
         """Return what differs in another execution, as texts; how it was chosen does not matter."""
         pairs = (
             ("device", self.device, other.device),
-            ("engine", _name(self.engine), _name(other.engine)),
+            ("engine", engine_name(self.engine), engine_name(other.engine)),
             ("precision", self.precision, other.precision),
         )
         return tuple(f"{name} {one} then, {two} now" for name, one, two in pairs if one != two)
 
 
 def execution_of(task: Task, engine: Engine, why: str = "") -> Execution:
-    """Return how a task is carried out by an engine, where its tensors are."""
+    """Return how a task is carried out by an engine, where its tensors are.
+
+    Warn about what the engine is told and cannot do there.
+    """
     tensor = next(iter(task.params.values()), torch.empty(0))
-    own = str(tensor.dtype).removeprefix("torch.")
-    asked = getattr(engine, "precision", own)
-    precision = own if asked == "float32" else asked
-    return Execution(str(tensor.device), written(engine), precision, why)
+    here, own = tensor.device.type, str(tensor.dtype).removeprefix("torch.")
+    asked = engine.precision if isinstance(engine, Stacked) else "float32"
+    # Products in bfloat16 are for every device, those in tf32 are not; both are of float32.
+    used = own == "float32" and (asked == "bf16" or here == "cuda")
+    if not used and asked != "float32":
+        where = "this task" if own != "float32" else f"device {tensor.device}"
+        _warn(f'engine.precision = "{asked}" has no effect: {where} computes in {own}')
+    if isinstance(engine, Stacked) and engine.compile and here != "cuda":
+        _warn(f"engine.compile has no effect on device {tensor.device}: it is for GPUs")
+    return Execution(str(tensor.device), written(engine), asked if used else own, why)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(f"{text}.", AnyfleetWarning, stacklevel=3)
 
 
 def written(engine: Engine) -> Any:
@@ -149,8 +168,8 @@ def placed(task: Task, wanted: Wanted) -> Task:
     raise ConfigError([Problem("device", told)])
 
 
-def _name(engine: Any) -> str:
-    """Return an engine in a few words: `Stacked(chunk=8)`."""
+def engine_name(engine: Any) -> str:
+    """Return an engine, as a run file has it, in a few words: `Stacked(chunk=8)`."""
     if not isinstance(engine, Mapping):
         return str(engine)
     options = ", ".join(f"{key}={value!r}" for key, value in engine.items() if key != "use")
