@@ -394,7 +394,7 @@ AMOUNTS = {
 
 
 @pytest.mark.parametrize("schedule", [FAST.schedule, Deadline(0.02)], ids=str)
-@pytest.mark.parametrize("names", [SPENT, SPENT[1:2], SPENT[3:4], ("bits_up",)], ids=str)
+@pytest.mark.parametrize("names", [SPENT, SPENT[1:2]], ids=str)
 def test_what_nobody_measured_spoils_no_sum(
     names: tuple[str, ...], schedule: Schedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:

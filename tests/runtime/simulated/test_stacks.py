@@ -14,6 +14,7 @@ from anyfleet.core.loop import run
 from anyfleet.core.messages import Params
 from anyfleet.core.method import Method
 from anyfleet.core.slots import Codec
+from anyfleet.core.time_and_energy import Amount, training
 from anyfleet.elastic import WHOLE
 from anyfleet.methods import fedavg, fedrescue, heterofl
 from anyfleet.parts import codec
@@ -94,8 +95,7 @@ def test_a_round_of_stacks_is_that_of_single_devices(
         aggregate=AGGREGATORS[aggregator],
     )
     one, two = (end(method, engine) for engine in (Sequential(), Stacked()))
-    # Adam divides by the root of squares that may be as small as rounding.
-    assert small.distance(one, two) < (1e-8 if "adam" in trainer else 1e-10)
+    assert small.distance(one, two) < 1e-10
     assert small.distance(one, task().params) > 1e-5
 
 
@@ -174,8 +174,11 @@ def test_every_order_is_in_one_stack_of_its_shape() -> None:
 def test_a_stack_holds_what_is_predicted_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = orders(fedavg(lr=0.1, epochs=1, batch_size=64), task(), [0, 1, 2, 3, 4])
     assert len(stacks(asked, task())) == 1
-    monkeypatch.setattr("anyfleet.runtime.simulated.stacking._MEMORY", 1)
-    assert len(stacks(asked, task())) == 5
+    cost = training(asked.job.trainer, task().blueprint, WHOLE, Amount(64, 64, 1), "flops")
+    one, room = float(cost.memory[0]), "anyfleet.runtime.simulated.stacking._MEMORY"
+    for memory, longest in ((1.0, 1), (1.99 * one, 1), (2 * one, 2), (2.99 * one, 2), (5 * one, 5)):
+        monkeypatch.setattr(room, memory)
+        assert max(map(len, stacks(asked, task()))) == longest
 
 
 def test_cohorts_that_draw_together_are_stacked_by_width() -> None:
