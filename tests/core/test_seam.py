@@ -221,7 +221,8 @@ class Clinging(Simulated):
     def free(self, devices: Ints) -> Flags:
         still = [self.until.get(device, 0.0) > self.now() for device in devices.tolist()]
         self.refused += sum(still)
-        return super().free(devices) & ~np.array(still, dtype=bool)
+        free: Flags = super().free(devices) & ~np.array(still, dtype=bool)
+        return free
 
     def submit(self, orders: Cohort) -> None:
         assert not any(self.until.get(device, 0.0) > self.now() for device in orders.device)
@@ -407,10 +408,10 @@ def test_what_nobody_measured_spoils_no_sum(
     found = list(play(experiment))
     assert small.identical(found[-1].round.params, expected[-1].round.params)
     assert found[-1].record.time == expected[-1].record.time
-    ledgers, first = [join([each.round.ledger for each in r]) for r in (found, expected)], "failure"
+    ledgers = [join([each.round.ledger for each in results]) for results in (found, expected)]
     assert ledgers[0].failure == ledgers[1].failure
     even = ledgers[1].order % 2 == 0
-    totals, whole = [[*by(each, first).values()] for each in ledgers]
+    totals, whole = ([*by(each, "failure").values()] for each in ledgers)
     for name, columns in AMOUNTS.items():
         # What is known of an order counts, even where not all of it is.
         known = sum(

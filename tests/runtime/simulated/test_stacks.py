@@ -29,6 +29,7 @@ from anyfleet.tasks.partition import LogNormalSizes
 from anyfleet.world import levels
 from tests.core.test_local_training import orders
 from tests.helpers import small
+from tests.helpers.changed import with_slices
 from tests.methods.test_combinations import AGGREGATORS, TRAINERS
 
 CODECS: dict[str, Codec] = {
@@ -163,7 +164,7 @@ def test_buckets_cost_the_least_time(steps: list[int]) -> None:
 def test_every_order_is_in_one_stack_of_its_shape() -> None:
     whole, half = WHOLE, task().blueprint.prefix(0.5)
     asked = orders(fedavg(lr=0.1), task(), [0, 1, 2, 3, 4])
-    asked = asked.with_slices(whole, half, whole, half, whole)
+    asked = with_slices(asked, whole, half, whole, half, whole)
     assert [rows.tolist() for rows in shapes(asked, task())] == [[0, 2, 4], [1, 3]]
     found = stacks(asked, task(), chunk=2)
     assert sorted(np.concatenate(found).tolist()) == [0, 1, 2, 3, 4]
@@ -183,7 +184,7 @@ def test_a_stack_holds_what_is_predicted_to_fit(monkeypatch: pytest.MonkeyPatch)
 
 def test_cohorts_that_draw_together_are_stacked_by_width() -> None:
     method = fedrescue(lr=0.1, samples=2)
-    asked = orders(method, task(), [0, 1, 2, 3]).with_slices(*[WHOLE] * 4)
+    asked = with_slices(orders(method, task(), [0, 1, 2, 3]), *[WHOLE] * 4)
     asked = replace(asked, width=np.array([1.0, 0.9, 1.0, 0.9]))
     assert [rows.tolist() for rows in shapes(asked, task())] == [[0, 2], [1, 3]]
 
