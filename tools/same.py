@@ -24,6 +24,7 @@ from rich.console import Console
 
 from anyfleet.experiment import RoundResult, build, load, play
 from anyfleet.runtime import Sequential
+from anyfleet.tasks import Task
 
 ROUNDS, TOLERANCE = 3, 1e-10
 TREES = ("params", "buffers")
@@ -36,9 +37,10 @@ def played(recipe: Path) -> Found:
     experiment = replace(
         load(recipe, [f"rounds={ROUNDS}"]), engine=Sequential(), evaluate_every=ROUNDS + 1
     )
-    task = build(experiment).to(torch.float64)
+    task = build(experiment)
+    assert isinstance(task, Task)  # all recipes have one of ours
     found: dict[str, NDArray[Any]] = {}
-    for result in play(experiment, task):
+    for result in play(experiment, task.to(torch.float64)):
         found |= {f"{result.round.index} {name}": value for name, value in _values(result)}
     return found
 
