@@ -82,7 +82,8 @@ def write(out: Path, recipes: Sequence[Path]) -> None:
     """Write what recipes compute, one file each."""
     out.mkdir(parents=True, exist_ok=True)
     for recipe in recipes:
-        np.savez(out / recipe.stem, **dict[str, Any](played(recipe)))
+        name = "_".join(recipe.with_suffix("").parts[-2:])  # with its folder: two may share a name
+        np.savez(out / name, **dict[str, Any](played(recipe)))
         _say(f"{recipe}: written")
 
 

@@ -19,10 +19,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def changed(found: Path, folder: Path, name: str, change: float) -> list[Path]:
     """Return both folders, in the second of which one number is larger by a share of itself."""
-    values = dict(np.load(found / "heterofl.npz"))
+    values = dict(np.load(found / "recipes_heterofl.npz"))
     value = values[name].copy()
     value.flat[np.abs(value).argmax()] *= 1 + change
-    np.savez(folder / "heterofl", **dict[str, Any]({**values, name: value}))
+    np.savez(folder / "recipes_heterofl", **dict[str, Any]({**values, name: value}))
     return [found, folder]
 
 
@@ -40,12 +40,14 @@ def test_what_differs_is_told(
     found: Path, tmp_path: Path, name: str, change: float, told: int
 ) -> None:
     folders = changed(found, tmp_path, name, change)
-    assert len(same.differences(*(np.load(each / "heterofl.npz") for each in folders))) == told
+    assert (
+        len(same.differences(*(np.load(each / "recipes_heterofl.npz") for each in folders))) == told
+    )
     assert same.main([*map(str, folders)]) == told
 
 
 def test_every_round_is_written_with_its_failures(found: Path) -> None:
-    values = np.load(found / "heterofl.npz")
+    values = np.load(found / "recipes_heterofl.npz")
     assert {name.split()[0] for name in values} == {"0", "1", "2"}
     assert values["0 ledger failure"].shape == values["0 ledger order"].shape
 
