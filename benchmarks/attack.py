@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from anyfleet.arrays import join
@@ -28,7 +29,7 @@ from anyfleet.core.device_states import DeviceStates
 from anyfleet.core.messages import Params
 from anyfleet.core.objectives import Task
 from anyfleet.core.slots import Aggregate
-from anyfleet.core.stacks import Replies
+from anyfleet.core.stacks import Replies, Stack
 from anyfleet.experiment import Experiment, build, play
 from anyfleet.methods import fedavg
 from anyfleet.methods.fedavg import Training
@@ -102,7 +103,15 @@ class Attacked(Engine):
             return honest
         trees, change = honest.trees_of(0), ATTACKS[self.attack]
         false: Params = {name: change(value) for name, value in trees["delta"].items()}
-        return honest.with_contents(trees={**trees, "delta": false})
+        stack = Stack.of_one(
+            {**trees, "delta": false},
+            symbols=honest.symbols_of(0),
+            masks=honest.masks_of(0),
+            kept=honest.kept_of(0),
+            report=honest.report_of(0),
+        )
+        first = np.zeros(1, dtype=np.int64)
+        return replace(honest, stacks=(stack,), stack_index=first, place=first)
 
 
 @dataclass(frozen=True)

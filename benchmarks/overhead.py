@@ -80,7 +80,7 @@ STAGES = (
     ),
     ("clock", ("runtime/", "world/", "core/time_and_energy", "core/training_work")),
     ("collect", ("core/replies", "core/updates", "core/delivery", "core/messages")),
-    ("cut and send", ("core/orders", "core/dispatch", "core/layout", "core/message_size")),
+    ("cut and send", ("core/orders", "core/layout", "core/message_size")),
     ("server and loop", ("core/", "parts/", "experiment.py")),
 )
 REST = "rest"

@@ -52,15 +52,21 @@ class Way:
     carriers: dict[str, None] = field(default_factory=dict)  # in the order of their first making
     calls: int = 0
     changes: int = 0
+    counting: bool = False  # what happens while it is not set is not on the way
 
 
 @contextmanager
 def watched(way: Way, shapes: frozenset[tuple[int, ...]]) -> Iterator[None]:
-    """Watch every call in this thread and in those it starts."""
+    """Watch every call in this thread and in those it starts, while `way.counting` is set.
+
+    The threads of a pool begin with the first round: they are watched from then on, or never.
+    """
     last = ""
 
     def see(frame: FrameType, event: str, value: Any) -> None:
         nonlocal last
+        if not way.counting:
+            return
         name = frame.f_code.co_filename
         if event == "call" and name.startswith(PACKAGE):
             way.calls += 1
@@ -122,12 +128,14 @@ def walked(engine: str, options: Options) -> Way:
     work = replace(WORKLOADS["tiny"], users=4, cohort=1)
     task, way = built(work, options.device), Way()
     rounds = play_rounds(fedavg(count=1), task, replace(options, engine=engine))
-    next(rounds)
-    next(rounds)
     # Wide enough that no other tensor has the shape of a matrix of the model by chance.
     shapes = frozenset(tuple(each.shape) for each in task.params.values() if each.ndim > 1)
     with watched(way, shapes):
         next(rounds)
+        next(rounds)
+        way.counting = True
+        next(rounds)
+        way.counting = False
     return way
 
 

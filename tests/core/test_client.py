@@ -27,6 +27,7 @@ from anyfleet.runtime import Simulated
 from anyfleet.tasks import Split, Task
 from tests.core.test_local_training import orders
 from tests.helpers import small
+from tests.helpers.changed import with_slices
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def test_a_fetched_result_is_the_one_that_was_trained() -> None:
     assert held.replies.trees_of(0) == {}
     assert held.states[0].held is not None
     fetch = replace(asked, id=asked.id + 1, held_order=asked.id, kind=Kind.FETCH)
-    fetch = fetch.with_slices(Slice())
+    fetch = with_slices(fetch, Slice())
     done = work(fetch, held.states, task)
     assert small.identical(done.replies.trees_of(0)["delta"], now.replies.trees_of(0)["delta"])
     assert done.replies.order[0] == fetch.id[0]

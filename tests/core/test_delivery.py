@@ -29,6 +29,7 @@ from anyfleet.tasks import Data, Dirichlet, Split, Task
 from anyfleet.wire import cut_message, decode_order, decode_reply, encode_order, encode_reply
 from tests.core.test_local_training import orders
 from tests.helpers import small
+from tests.helpers.changed import with_contents
 from tests.helpers.engines import cut_order, cut_reply
 from tests.helpers.messages import charged
 
@@ -92,7 +93,7 @@ def constant(task: Task, order: Cohort, value: float) -> Replies:
     around = uplink(order, task.blueprint, tuple(tree), torch.float32)
     rows = {name: row.unsqueeze(0) for name, row in tree.items()}
     squeezed = Raw().compress(around.flattened(rows), torch.ones(1), around, {})
-    return update.with_contents(trees={"weights": tree}, symbols=squeezed.symbols)
+    return with_contents(update, trees={"weights": tree}, symbols=squeezed.symbols)
 
 
 def test_1_8_the_worked_example_through_the_servers_aggregation() -> None:

@@ -22,6 +22,7 @@ from anyfleet.parts.codec import ErrorFeedback, Stc
 from anyfleet.parts.norm import PerWidth
 from tests.core.test_local_training import orders
 from tests.helpers import small
+from tests.helpers.changed import with_slices
 
 TASK = small.task(dtype=torch.float64)
 CODEC = ErrorFeedback(Stc(0.1))
@@ -76,7 +77,7 @@ def asked(draw: np.random.Generator, number: int) -> Cohort:
     found = orders(METHOD, TASK, sorted(devices.tolist()))
     numbers = 100 * number + np.arange(len(found))
     slice_ = SLICES[int(draw.integers(len(SLICES)))]
-    return replace(found, id=numbers).with_slices(*[slice_] * len(found))
+    return with_slices(replace(found, id=numbers), *[slice_] * len(found))
 
 
 def drawn(order: Cohort, seed: int) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from anyfleet.parts.aggregate import Diagnosed
 from anyfleet.parts.norm import BatchStatistics, OnDevice, PerWidth, Tracked
 from tests.core.test_local_training import orders
 from tests.helpers import small
+from tests.helpers.changed import with_slices
 
 BLUEPRINT = small.task().blueprint
 FREE = [name for name, axis in BLUEPRINT.axes.items() if axis.kind == "channels"]
@@ -75,7 +76,7 @@ def test_a_count_beyond_the_axis_is_refused_before_memory_is_taken() -> None:
 @settings(max_examples=10)
 def test_announced_traffic_is_what_a_run_is_charged(norm: Norm, slice_: Slice) -> None:
     task = small.task()
-    sent = orders(replace(fedavg(), norm=norm), task, [0]).with_slices(slice_)
+    sent = with_slices(orders(replace(fedavg(), norm=norm), task, [0]), slice_)
     method = replace(fedavg(), norm=norm)
     sent = load_models(sent, method=method, task=task, params=task.params, buffers=task.buffers)
     update = work(sent, (DeviceState(),), task).replies
@@ -93,7 +94,7 @@ def test_announced_traffic_has_what_is_reported() -> None:
         Slice(first_trained_layer=2),
         Slice(first_trained_layer=3),
     ):
-        sent = orders(method, task, [0]).with_slices(slice_)
+        sent = with_slices(orders(method, task, [0]), slice_)
         sent = load_models(sent, method=method, task=task, params=task.params, buffers=task.buffers)
         update = work(sent, (DeviceState(),), task).replies
         job = method.job()

@@ -55,6 +55,7 @@ from anyfleet.runtime.simulated.engines import Assignment, Executed
 from anyfleet.tasks import Embedded
 from anyfleet.world import Fleet, Group, Steady
 from tests.helpers import small
+from tests.helpers.changed import with_contents
 from tests.helpers.engines import Changed, spoilt
 
 BAD = 1  # this device
@@ -99,7 +100,7 @@ def filled(value: float, *trees: str) -> Callable[[Replies], Replies]:
             else values
             for tree, values in update.trees_of(0).items()
         }
-        return update.with_contents(trees=found)
+        return with_contents(update, trees=found)
 
     return spoil
 
@@ -185,7 +186,7 @@ def test_the_limit_can_be_turned_off_or_set() -> None:
     def times(factor: float) -> Spoil:
         def spoil(update: Replies) -> Replies:
             trees = {"delta": {n: factor * v for n, v in update.trees_of(0)["delta"].items()}}
-            return update.with_contents(trees=trees)
+            return with_contents(update, trees=trees)
 
         return spoil
 
@@ -439,7 +440,7 @@ def test_a_resumed_run_refuses_what_the_whole_run_refuses() -> None:
 @pytest.mark.parametrize("loss", ["high", (1.0, 2.0), None, 10**400, [1.0], math.inf], ids=repr)
 def test_a_report_of_another_type_is_refused_and_the_run_goes_on(loss: Any) -> None:
     def spoil(update: Replies) -> Replies:
-        return update.with_contents(report={**update.report_of(0), "loss": loss})
+        return with_contents(update, report={**update.report_of(0), "loss": loss})
 
     played = steps(METHOD, spoil, 2)
     assert all(row.failure.startswith("refused: ") == (row.device == BAD) for row in rows(played))
@@ -458,7 +459,7 @@ def test_a_model_that_is_not_finite_is_refused_and_everything_kept(part: Aggrega
     def spoil(update: Replies) -> Replies:
         """So that nothing else is wrong with it: what is trained from such a model is NaN."""
         large = filled(3e38)(update)
-        return filled(1.0, "buffers")(large.with_contents(report={"loss": 1.0, "distortion": 0.0}))
+        return filled(1.0, "buffers")(with_contents(large, report={"loss": 1.0, "distortion": 0.0}))
 
     played = steps(method, spoil, 3, limits=OFF, devices=everybody)
     held = [step for step in played if "held" in step.diagnostics]

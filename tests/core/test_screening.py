@@ -23,6 +23,7 @@ from anyfleet.runtime import Limits
 from anyfleet.world.quantities import When
 from tests.core.test_local_training import orders
 from tests.helpers import small
+from tests.helpers.changed import with_contents
 
 TASK = small.task()
 ORDER = orders(replace(fedavg(lr=0.1, batch_size=8), norm=Tracked()), TASK, [3])
@@ -46,11 +47,11 @@ def spoilt(tree: str, name: str, value: float) -> Replies:
     tensor = trees[tree][name].clone()
     tensor.view(-1)[-1] = value
     trees[tree] = {**trees[tree], name: tensor}
-    return UPDATE.with_contents(trees=trees)
+    return with_contents(UPDATE, trees=trees)
 
 
 def told(report: Mapping[Any, Any]) -> Replies:
-    return UPDATE.with_contents(report={**UPDATE.report_of(0), **report})
+    return with_contents(UPDATE, report={**UPDATE.report_of(0), **report})
 
 
 def length(update: Replies) -> float:
@@ -99,7 +100,7 @@ def test_the_limit_of_the_norm_is_that_of_the_update_alone() -> None:
 )
 def test_nobody_has_more_samples_than_it_declared(samples: int, kind: Kind, reason: str) -> None:
     report = UPDATE.report_of(0) if kind == Kind.TRAIN else {"loss": 1.0}
-    update = replace(UPDATE.with_contents(report=report), samples=np.array([samples]))
+    update = replace(with_contents(UPDATE, report=report), samples=np.array([samples]))
     assert refusal(update, kind=kind) == reason
 
 
@@ -170,7 +171,7 @@ def test_where_nothing_is_measured_a_trainer_may_use_any_name() -> None:
 
 def test_an_evaluation_reports_the_loss_and_the_metrics_of_the_task_and_nothing_else() -> None:
     def told_by(report: dict[str, Any]) -> str:
-        return refusal(UPDATE.with_contents(trees={}, report=report), kind=Kind.EVALUATE)
+        return refusal(with_contents(UPDATE, trees={}, report=report), kind=Kind.EVALUATE)
 
     assert told_by({"loss": 1.0, "accuracy": 0.5}) == ""
     assert told_by({"loss": 1.0, "beauty": 0.5}) == "report: beauty was not asked for"
@@ -195,7 +196,7 @@ def test_a_loss_at_check_in_that_no_device_can_have_is_not_known() -> None:
 
 def test_each_reply_is_checked_for_itself() -> None:
     bad = spoilt("delta", "4.weight", math.nan)
-    nothing = UPDATE.with_contents(trees={"delta": {}})
+    nothing = with_contents(UPDATE, trees={"delta": {}})
     found = refusals(ORDER.take([0] * 4), join([UPDATE, bad, UPDATE, nothing]))
     assert found == ["", "not finite: 4.weight", "", ""]
 
@@ -203,7 +204,10 @@ def test_each_reply_is_checked_for_itself() -> None:
 def test_sizes_are_those_of_the_updates_where_all_of_them_counts() -> None:
     tree = UPDATE.trees_of(0)["delta"]
     rows = {name: torch.zeros_like(value) for name, value in tree.items()}
-    masked, whole = UPDATE.with_contents(masks=rows), UPDATE.with_contents(trees={"weights": tree})
+    masked, whole = (
+        with_contents(UPDATE, masks=rows),
+        with_contents(UPDATE, trees={"weights": tree}),
+    )
     asked = IssuedOrders.of(ORDER.take([0] * 4))
     screen = Screen.of(TASK, ORDER.job, DECLARED, Limits())
     found = screen.check(asked, join([UPDATE, masked, spoilt("delta", "4.weight", 1e30), whole]))
@@ -229,4 +233,4 @@ def test_reports_of_several_forms_are_checked_each() -> None:
 def test_half_precision_and_double_are_judged_alike() -> None:
     for dtype in (torch.float16, torch.float64):
         tree = {n: v.to(dtype) for n, v in UPDATE.trees_of(0)["delta"].items()}
-        assert refusal(UPDATE.with_contents(trees={"delta": tree})) == ""
+        assert refusal(with_contents(UPDATE, trees={"delta": tree})) == ""

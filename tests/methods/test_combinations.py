@@ -100,8 +100,12 @@ def test_engines_agree_and_what_nobody_trained_keeps_its_value(
     assert small.identical(one.params, two.params)
     assert one.time == two.time
     stacked = end(trainer, aggregator, Stacked())
-    # Adam divides by the root of squares that may be as small as rounding.
-    assert small.distance(one.params, stacked.params) < (1e-8 if "adam" in trainer else 1e-10)
+    # Batch norm takes the first bias away again: its gradients are noise of rounding, about 1e-17,
+    # which Adam divides by its epsilon, 1e-8. All others agree to the last digits but a few.
+    noise = {"0.bias"} if "adam" in trainer else set()
+    ends = [{n: p[n] for n in p if n not in noise} for p in (one.params, stacked.params)]
+    assert small.distance(*ends) < 1e-10
+    assert small.distance(one.params, stacked.params) < 1e-8
     for params in (one.params, stacked.params):
         assert all(bool(value.isfinite().all()) for value in params.values())
         assert untouched(params)

@@ -169,6 +169,14 @@ def test_an_idle_trainer_leaves_the_model_as_it_was(name: str) -> None:
         assert torch.equal(result.round.params[tensor], value)
 
 
+def test_stages_name_files_that_there_are() -> None:
+    files = [
+        str(file.relative_to(overhead.PACKAGE)) for file in Path(overhead.PACKAGE).rglob("*.py")
+    ]
+    named = [path for _, paths in overhead.STAGES for path in paths]
+    assert [path for path in named if not any(file.startswith(path) for file in files)] == []
+
+
 def test_the_target_of_the_host() -> None:
     assert overhead.target(1000, 1, "steady") == 24.5
     assert overhead.target(100, 5, "changing") == pytest.approx(37.5)
@@ -180,6 +188,11 @@ def test_the_way_of_an_order_is_counted() -> None:
     assert set(found.carriers) < found.structs
     assert "TrainingResult" in found.carriers
     assert not any(code.co_name.startswith("<") for code in found.functions)
+
+
+def test_the_way_goes_through_the_threads_of_a_pool() -> None:
+    found = way.walked("threads", QUICK)
+    assert {"PackedBody", "TrainingResult", "PackedReply"} <= set(found.carriers)
 
 
 def test_carriers_hold_parameters_or_bytes() -> None:

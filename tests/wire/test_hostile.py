@@ -23,6 +23,7 @@ from anyfleet.runtime import Limits, Sequential, Simulated, Stacked, Threads
 from anyfleet.runtime.simulated.engines import Assignment, Engine, Executed, PackedReply
 from anyfleet.world import Fleet, Group, Uniform
 from tests.helpers import small
+from tests.helpers.changed import with_contents
 from tests.helpers.engines import Changed, spoilt
 from tests.helpers.messages import put_together, taken_apart, with_header
 
@@ -263,7 +264,7 @@ def _diverged(update: Replies) -> Replies:
         tree: {name: value / 0 if name == "4.bias" else value for name, value in values.items()}
         for tree, values in update.trees_of(0).items()
     }
-    return update.with_contents(trees=trees)
+    return with_contents(update, trees=trees)
 
 
 FLEET = Fleet(groups=(Group(speed=Uniform(2e7, 2e8)),))

@@ -227,7 +227,7 @@ def by(ledger: Ledger, name: Field) -> dict[Any, Totals]:
 
 def _amounts(ledger: Ledger) -> dict[str, Any]:
     return {
-        "seconds": known(ledger.seconds),
+        "seconds": ledger.known_seconds,
         "joules": ledger.known_joules,
         "down": known(ledger.bits_down / 8),
         "up": known(ledger.bits_up / 8),

@@ -34,7 +34,7 @@ from anyfleet.core.message_size import (
     stack_extra_bits,
     stacked_mask_bits,
 )
-from anyfleet.core.messages import ChooserState, Kind, Params, Report, Trees
+from anyfleet.core.messages import TRAINING, ChooserState, Kind, Params, Report, Trees
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort, grid
 from anyfleet.core.padding import unpaddable
@@ -45,8 +45,6 @@ from anyfleet.core.slots import Compressed, Norm, TrainingContext, TrainingResul
 from anyfleet.core.stacks import Replies, Stack
 from anyfleet.elastic import Blueprint, cut_stack, paste_stack, within
 from anyfleet.tracebacks import during
-
-TRAINING = (Kind.TRAIN, Kind.HOLD)  # kinds of orders that train
 
 Runner = Callable[..., TrainingResult]  # called as `local_training.train` is
 _DISTORTION, _NORM = "distortion", "norm"  # in a report, beside what the trainer measures

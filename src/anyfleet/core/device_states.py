@@ -32,9 +32,10 @@ from anyfleet.core.device_tables import (
 )
 from anyfleet.core.messages import ChooserState, Params
 from anyfleet.core.objectives import Task
+from anyfleet.core.ordered_stacks import base
 from anyfleet.core.orders import Cohort
 from anyfleet.core.slots import Norm
-from anyfleet.core.stacks import Replies
+from anyfleet.core.stacks import Replies, picked
 from anyfleet.elastic import Slice, cut_stack, place
 
 OWN = "own"  # names the device's own parameters and statistics
@@ -118,7 +119,7 @@ class SavedStates:
         whole = {**task.params, **task.buffers}
         tables = [each for names in self.tables.values() for each in names.items()]
         return self.last_sent_order.sound and all(
-            _plain(name) in whole and table.fits(whole[_plain(name)]) for name, table in tables
+            base(name) in whole and table.fits(whole[base(name)]) for name, table in tables
         )
 
 
@@ -274,7 +275,7 @@ class DeviceStates:
         self, purpose: str, values: Params, some: Remembered, slice_: Slice
     ) -> dict[str, Tensor]:
         """Return rows of tables with the values of a stack written where the slice lies."""
-        rows = _picked(values, some.place)
+        rows = _rows_at(values, some.place)
         cut = [name for name, value in values.items() if not self._covers(name, value, slice_)]
         onto: dict[str, Tensor] = {}
         if purpose == OWN:
@@ -283,14 +284,14 @@ class DeviceStates:
             onto = self._owed(purpose, cut, some)
         for name in cut:
             whole = onto[name] if name in onto else self._blanks(purpose, name, len(some))
-            at = place(_plain(name), slice_, self._task.blueprint, str(whole.device))
+            at = place(base(name), slice_, self._task.blueprint, str(whole.device))
             whole[(slice(None), *at)] = rows[name]
             rows[name] = whole
         return rows
 
     def _covers(self, name: str, value: Tensor, slice_: Slice) -> bool:
         """Return whether a stack of tensors is the rows of a table: the slice has all of them."""
-        blank, plain = self._blank(OWN, name), _plain(name)
+        blank, plain = self._blank(OWN, name), base(name)
         at = place(plain, slice_, self._task.blueprint, str(value.device))
         same = value.shape[1:] == blank.shape and value.dtype == blank.dtype
         return same and all(isinstance(each, slice) for each in at)
@@ -303,7 +304,7 @@ class DeviceStates:
 
     def _blank(self, purpose: str, name: str) -> Tensor:
         """Return what a device has that has no row: the initial model, and of all else nothing."""
-        return (self._initial if purpose == OWN else self._zeros)[_plain(name)]
+        return (self._initial if purpose == OWN else self._zeros)[base(name)]
 
     def _blanks(self, purpose: str, name: str, count: int) -> Tensor:
         blank = self._blank(purpose, name)
@@ -380,11 +381,6 @@ def _limit_on(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).total_memory) // _SHARE
 
 
-def _plain(name: str) -> str:
-    """Return the name in the model of a tensor that a width may have of its own."""
-    return name.partition("@")[0]
-
-
 def _together(
     tables: Mapping[str, DeviceTable], names: Iterable[str]
 ) -> Iterable[tuple[RowIndex, list[str]]]:
@@ -396,13 +392,12 @@ def _together(
     return found.items()
 
 
-def _picked(values: Params, places: Ints) -> dict[str, Tensor]:
+def _rows_at(values: Params, places: Ints) -> dict[str, Tensor]:
     """Return the rows of stacks at these places; stacks themselves if that is all, in order."""
     first = next(iter(values.values()), None)
     if first is None or np.array_equal(places, np.arange(len(first))):
         return dict(values)
-    index = on_device(places, first.device)
-    return {name: value.index_select(0, index) for name, value in values.items()}
+    return picked(values, on_device(places, first.device))
 
 
 def _given(devices: Ints, values: tuple[T | None, ...]) -> dict[int, T]:

@@ -81,6 +81,12 @@ class Ledger(Arrays):
         return self.download_seconds + self.compute_seconds + self.upload_seconds
 
     @property
+    def known_seconds(self) -> Floats:
+        """The seconds of each device's work as far as they are known."""
+        compute = known(self.compute_seconds)
+        return known(self.download_seconds) + compute + known(self.upload_seconds)
+
+    @property
     def joules(self) -> Floats:
         """The joules that each device spent: download, computation and upload."""
         return self.download_joules + self.compute_joules + self.upload_joules

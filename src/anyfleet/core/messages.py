@@ -40,6 +40,10 @@ class Kind(StrEnum):
     REPORT = "report"  # measure the numbers of a report without training
 
 
+TRAINING = (Kind.TRAIN, Kind.HOLD)  # kinds of orders that train
+OF_TRAINING = (*TRAINING, Kind.FETCH)  # kinds whose replies tell of training
+
+
 @dataclass(frozen=True, eq=False)
 class Devices(Arrays):
     """What the devices of a fleet declare once; the row of a device is its number."""

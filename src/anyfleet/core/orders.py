@@ -81,10 +81,6 @@ class Cohort(Arrays):
         """Return the orders with what is sent with each of them."""
         return replace(self, downloads=downloads, download_index=np.arange(len(self)))
 
-    def with_slices(self, *slices: Slice) -> "Cohort":
-        """Return the orders with the slice of each of them."""
-        return replace(self, slices=slices, slice_index=np.arange(len(self)))
-
 
 @dataclass(frozen=True, eq=False)
 class IssuedOrders(Arrays):

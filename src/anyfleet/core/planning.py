@@ -16,7 +16,7 @@ from anyfleet.core.codec_calls import compress
 from anyfleet.core.evaluation import served
 from anyfleet.core.layout import MessageLayout, dense, tensor_layouts
 from anyfleet.core.message_size import fetch_bits, index_bits, menu_bits, statistics_bits
-from anyfleet.core.messages import Kind, Params, SubModelSize
+from anyfleet.core.messages import TRAINING, Kind, Params, SubModelSize
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort, Download, IssuedOrders, downlink_key, grid
@@ -26,8 +26,6 @@ from anyfleet.core.slots import Norm
 from anyfleet.core.view import Request, View
 from anyfleet.elastic import Blueprint, Slice
 from anyfleet.tracebacks import during
-
-_TRAINS = (Kind.TRAIN, Kind.HOLD)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +100,7 @@ def plan_cohort(
         return PlannedCohort(orders, (), orders.take([]), ())
     planned, full = _fitting(PlannedCohort(orders, cuts.planned, orders.take([]), ()), view)
     # A planner declines training; a device can always be asked something that it can hold.
-    skipped = plans.declined if orders.kind in _TRAINS and any(plans.declined) else full
+    skipped = plans.declined if orders.kind in TRAINING and any(plans.declined) else full
     return _apart(planned, [a or b for a, b in zip(skipped, full, strict=True)])
 
 
@@ -159,7 +157,7 @@ def _needs(orders: Cohort, view: View) -> Floats:
 
     NaN stands for entries that there are not.
     """
-    trains = orders.kind in _TRAINS
+    trains = orders.kind in TRAINING
     batch = orders.hyperparameters.batch_size
     alike = orders.menu_index, orders.slice_index
     first, index = grouped(*alike, batch) if trains else grouped(*alike)
@@ -200,7 +198,7 @@ def apply_choices(planned: PlannedCohort, choices: Choices) -> PlannedCohort:
     choice = np.full(len(orders), -1)
     choice[rows] = _floats(planned.menus[menu].places[entry] for menu, entry in entries)[index]
     # As with plans: a device declines to train, and can always be asked something.
-    reasons = choices.declined if orders.kind in _TRAINS else ("",) * len(orders)
+    reasons = choices.declined if orders.kind in TRAINING else ("",) * len(orders)
     if any(reasons):
         choice[[bool(reason) for reason in reasons]] = -1
     orders = replace(

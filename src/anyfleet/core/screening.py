@@ -22,7 +22,7 @@ from torch import Tensor
 
 from anyfleet.arrays import Flags, Floats, Ints, alike, among, distinct
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import Conditions, Kind, Params
+from anyfleet.core.messages import OF_TRAINING, Conditions, Kind, Params
 from anyfleet.core.method import Job
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import IssuedOrders
@@ -42,7 +42,6 @@ LONGEST_NAME = 100  # characters
 
 # Numbers of a report that every device has, at least 0; others are NaN where nothing was measured.
 _ALWAYS = frozenset({"norm", "distortion"})
-_TRAINING = (Kind.TRAIN, Kind.HOLD, Kind.FETCH)
 _NEGATIVE = "negative variances"  # among facts, where others are named like trees
 
 
@@ -71,7 +70,7 @@ class Screen:
         self._check_samples(found, orders, replies)
         _, forms = distinct([_form(stack.report) for stack in replies.stacks])
         for rows in alike(forms[replies.stack_index], orders.kind_index):
-            training = orders.kinds[int(orders.kind_index[rows[0]])] in _TRAINING
+            training = orders.kinds[int(orders.kind_index[rows[0]])] in OF_TRAINING
             self._check_reports(found, rows, _columns(replies, rows, forms), training)
         return Screened(found.reasons, sizes)
 

@@ -16,7 +16,16 @@ from anyfleet.core.evaluation import server_loss
 from anyfleet.core.events import Events
 from anyfleet.core.ledger import LedgerWriter
 from anyfleet.core.message_size import expected_bits
-from anyfleet.core.messages import Charges, Conditions, Kind, Params, SubModelSize, no_charges
+from anyfleet.core.messages import (
+    OF_TRAINING,
+    TRAINING,
+    Charges,
+    Conditions,
+    Kind,
+    Params,
+    SubModelSize,
+    no_charges,
+)
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort, IssuedOrders
@@ -47,7 +56,6 @@ from anyfleet.elastic import Cost, Slice, cost
 from anyfleet.errors import CompositionError
 from anyfleet.tracebacks import during
 
-_TRAINING = (Kind.TRAIN, Kind.HOLD, Kind.FETCH)
 # What an update may change, and how a refusal calls it.
 _CHANGES = {"params": "a change", "buffers": "a change of the statistics"}
 _NOBODY, _NO_ORDERS, _NO_REPLIES = OrderStatuses.of(()), IssuedOrders.none(), RepliedOrders.none()
@@ -244,7 +252,7 @@ class Server:
         )
         planned = plan_cohort(request, devices, method=self.method, view=self.view(), state=state)
         self.issued += len(devices)
-        if request.kind in (Kind.TRAIN, Kind.HOLD):
+        if request.kind in TRAINING:
             # Only training counts: a survey must not change what a device draws.
             self.visits[devices] += 1
         planned = self._without_declined(planned)
@@ -594,7 +602,7 @@ def _key(seed: int, purpose: str, round_index: int, issued: int) -> Tensor:
 def _surveys(replied: RepliedOrders) -> tuple[Reply, ...]:
     """Return the replies that are not about training, as the caller of the loop sees them."""
     orders, replies = replied.orders, replied.replies
-    if all(kind in _TRAINING for kind in orders.kinds):
+    if all(kind in OF_TRAINING for kind in orders.kinds):
         return ()
     return tuple(
         Reply(
@@ -604,5 +612,5 @@ def _surveys(replied: RepliedOrders) -> tuple[Reply, ...]:
             trees=replies.trees_of(row),
             samples=int(replies.samples[row]),
         )
-        for row in np.flatnonzero(~np.isin(orders.kind, _TRAINING)).tolist()
+        for row in np.flatnonzero(~np.isin(orders.kind, OF_TRAINING)).tolist()
     )

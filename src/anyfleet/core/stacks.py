@@ -89,10 +89,10 @@ class Stack:
         """Return the stack of the devices at these places, with tensors of their own."""
         index = torch.from_numpy(places)
         return Stack(
-            trees={name: _picked(tree, index) for name, tree in self.trees.items()},
+            trees={name: picked(tree, index) for name, tree in self.trees.items()},
             symbols=None if self.symbols is None else self.symbols.take(index),
-            masks=_picked(self.masks, index),
-            kept=_picked(self.kept, index),
+            masks=picked(self.masks, index),
+            kept=picked(self.kept, index),
             report={name: values[places] for name, values in self.report.items()},
         )
 
@@ -172,18 +172,6 @@ class Replies(Arrays):
         """Return no replies."""
         nothing, numbers = np.empty(0, dtype=np.int64), np.empty(0)
         return cls(nothing, nothing, nothing, numbers, numbers, nothing, nothing, ())
-
-    def with_contents(self, **contents: Any) -> "Replies":
-        """Return a single reply with other `trees`, `symbols`, `masks`, `kept` or `report`."""
-        before: dict[str, Any] = {
-            "trees": self.trees_of(0),
-            "symbols": self.symbols_of(0),
-            "masks": self.masks_of(0),
-            "kept": self.kept_of(0),
-            "report": self.report_of(0),
-        }
-        stack, first = Stack.of_one(**{**before, **contents}), np.zeros(1, dtype=np.int64)
-        return replace(self, stacks=(stack,), stack_index=first, place=first)
 
     def trees_of(self, row: int) -> dict[str, dict[str, Tensor]]:
         """Return the trees of one reply."""
@@ -364,5 +352,6 @@ def _at(tree: Params, place: int) -> dict[str, Tensor]:
     return {name: value[place] for name, value in tree.items()}
 
 
-def _picked(tree: Params, index: Tensor) -> dict[str, Tensor]:
+def picked(tree: Params, index: Tensor) -> dict[str, Tensor]:
+    """Return the rows of stacks with these numbers."""
     return {name: value.index_select(0, index.to(value.device)) for name, value in tree.items()}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from anyfleet.arrays import Arrays, Flags, Floats, Ints, join
 from anyfleet.core.check_in import MessageBits
-from anyfleet.core.messages import Conditions, Devices, Kind, Params, Report
+from anyfleet.core.messages import TRAINING, Conditions, Devices, Kind, Params, Report
 from anyfleet.core.stacks import Reports
 from anyfleet.core.time_and_energy import Demand
 from anyfleet.elastic import Blueprint, Cost, Slice
@@ -110,7 +110,7 @@ class OrderStatuses(Arrays):
     @property
     def training(self) -> "OrderStatuses":
         """The orders to train, whether the result is sent at once or held on the device."""
-        return self.of_kind(Kind.TRAIN, Kind.HOLD)
+        return self.of_kind(*TRAINING)
 
     def report(self, name: str) -> Floats:
         """Return the number that each device reported under this name; NaN where it did not."""

@@ -50,6 +50,7 @@ from anyfleet.world import levels, lossy
 from tests.core.test_local_training import orders
 from tests.core.test_updates import BLUEPRINT, MATRIX, rows_and_columns, updates_of
 from tests.helpers import small
+from tests.helpers.changed import with_slices
 from tests.helpers.engines import cut_reply
 from tests.helpers.vectors import ADP, PLACE, Seen, numbers, step, vectors
 
@@ -116,7 +117,7 @@ def two_layers() -> Task:
 
 def sliced(asked: Cohort, slices: Sequence[Slice], method: Method, task: Task) -> Cohort:
     """Orders for other parts of the model."""
-    kept = asked.with_slices(*slices)
+    kept = with_slices(asked, *slices)
     return load_models(kept, method=method, task=task, params=task.params, buffers=task.buffers)
 
 

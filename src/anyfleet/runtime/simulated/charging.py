@@ -8,7 +8,7 @@ import numpy as np
 from anyfleet.arrays import Ints, alike, join
 from anyfleet.core.device_states import DeviceStates
 from anyfleet.core.evaluation import EVALUATION_BATCH
-from anyfleet.core.messages import Kind
+from anyfleet.core.messages import TRAINING, Kind
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
 from anyfleet.core.slots import Choose, Measure
@@ -26,7 +26,7 @@ def demand(
         none = np.zeros(count)
         effort = effort_of(Counts(none, none, none), 1.0, local_steps=0, calls=0.0, moved=0.0)
         return Demand(effort, none)
-    if orders.kind not in (Kind.TRAIN, Kind.HOLD):
+    if orders.kind not in TRAINING:
         groups = alike(orders.slice_index)
         passes = _samples_per_pass(orders, own, task)
         parts = [

@@ -28,12 +28,11 @@ import torch
 
 import anyfleet
 from anyfleet import config
-from anyfleet.core.client import TRAINING
 from anyfleet.core.device_states import DeviceStates
 from anyfleet.core.limits import Limits
 from anyfleet.core.local_training import local_steps
 from anyfleet.core.loop import run
-from anyfleet.core.messages import EVERYTHING
+from anyfleet.core.messages import EVERYTHING, TRAINING
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
@@ -236,7 +235,7 @@ class _Interceptor(Engine):
 
 @dataclass(frozen=True)
 class _Intercepting:
-    """Such an engine at work; what does not train is carried out."""
+    """What carries out orders for `_Interceptor`, until some are to train: those it raises."""
 
     inner: Executor
 
@@ -345,7 +344,7 @@ def _samples(given: Assignment, task: Task) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class _Clock:
-    """What tells how long orders of a run take."""
+    """A stopwatch for engines, which carry out orders of the run that is to come."""
 
     prospect: Prospect
     started: dict[Engine, Executor] = field(default_factory=dict)

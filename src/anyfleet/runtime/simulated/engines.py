@@ -15,10 +15,11 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.arguments import checked
 from anyfleet.arrays import Floats, join
-from anyfleet.core.client import TRAINING, Finished, Launched, Mapper, carry_out
+from anyfleet.core.client import Finished, Launched, Mapper, carry_out
 from anyfleet.core.delivery import columns_of, cut_replies
 from anyfleet.core.device_states import DeviceStates, Remembered
 from anyfleet.core.limits import Limits
+from anyfleet.core.messages import TRAINING
 from anyfleet.core.method import Job
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort, grid

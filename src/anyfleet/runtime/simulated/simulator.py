@@ -12,7 +12,7 @@ from anyfleet.core.device_state import DeviceState
 from anyfleet.core.device_states import DeviceStates, Remembered
 from anyfleet.core.events import Events, Failures
 from anyfleet.core.limits import Limits
-from anyfleet.core.messages import Charges, Conditions, Devices, Kind, no_charges
+from anyfleet.core.messages import OF_TRAINING, Charges, Conditions, Devices, no_charges
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
 from anyfleet.runtime.simulated.batteries import Batteries
@@ -30,7 +30,6 @@ _BLOCK = 1 << 17
 # Columns of the table that change when orders are carried out, and when uploads are known.
 _OF_RESULTS = ("carried_out", "replies", "did_nothing", "detail", "details")
 _OF_UPLOADS = ("bits_up", "upload", "upload_round", "events", "failed_after", "reason")
-_TRAINED = (Kind.TRAIN, Kind.HOLD, Kind.FETCH)  # kinds whose report has the loss of training
 
 
 @dataclass(frozen=True, eq=False)
@@ -319,7 +318,7 @@ class Simulated:
 
     def _remember_losses(self, orders: UnderWay, losses: Floats, came: Flags) -> None:
         """Keep the losses that devices reported of their training."""
-        trained = np.array([each.sent.kind in _TRAINED for each in orders.cohorts], dtype=bool)
+        trained = np.array([each.sent.kind in OF_TRAINING for each in orders.cohorts], dtype=bool)
         told = trained[orders.cohort[came]] & ~np.isnan(losses)
         self._losses[orders.device[came][told]] = losses[told]
 

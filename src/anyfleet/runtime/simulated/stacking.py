@@ -19,10 +19,14 @@ from anyfleet.core.slots import Train
 from anyfleet.core.time_and_energy import Amount, steps_of, training
 from anyfleet.elastic import Blueprint, Slice
 
-# Beginning a stack costs as much time in every local step as so many devices in it.
-_OVERHEAD = 8
-_MEMORY = 1 << 30  # bytes that a stack may take in the memory of the host
-_SHARE = 0.4  # of an accelerator's memory: of what it has, not of what happens to be free
+# Beginning a stack costs as much time in every local step as so many devices in it: a rough number
+# that decides how much padding is worth one stack less, not a measured one.
+_OVERHEAD = 8  # devices
+# What a stack may take, chosen and not measured. An accelerator keeps the updates of the round and
+# device states beside it. Last bits of results depend on who is stacked: so it is a share of what
+# the machine has, not of what happens to be free.
+_MEMORY = 1 << 30  # bytes of the host's memory
+_SHARE = 0.4  # of an accelerator's memory
 
 
 def draws_together(job: Job, cohort_key: int) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.arrays import Arrays, Floats, Ints, alike
 from anyfleet.core.delivery import unpadded
-from anyfleet.core.messages import Kind
+from anyfleet.core.messages import TRAINING, Kind
 from anyfleet.core.orders import Cohort
 from anyfleet.elastic import columns
 from anyfleet.errors import CompositionError
@@ -18,7 +18,6 @@ from anyfleet.world.links import Way
 from anyfleet.world.quantities import When
 from anyfleet.world.world import Active
 
-_VISITS = (Kind.TRAIN, Kind.HOLD)
 _UPLOADS = (Kind.TRAIN, Kind.FETCH)  # kinds whose reply holds a model
 
 
@@ -67,6 +66,6 @@ def event_keys(orders: Cohort, seed: int, purpose: str) -> Tensor:
     """
     keys = rng.fold(rng.root(seed, purpose), torch.from_numpy(orders.device))
     keys = rng.fold(keys, torch.from_numpy(orders.visit))
-    if orders.kind in _VISITS:
+    if orders.kind in TRAINING:
         return keys
     return rng.fold(rng.fold(keys, str(orders.kind)), orders.round_index)
