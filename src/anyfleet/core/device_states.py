@@ -14,6 +14,7 @@ was counted (`Cohort.acknowledged`); until then it keeps what it sent, too.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import repeat
 from typing import TypeVar
 
 import numpy as np
@@ -173,6 +174,11 @@ class DeviceStates:
     def chooser(self, device: int) -> ChooserState:
         """Return what the chooser of a device has learned; {} at first."""
         return self._choosers.get(device, {})
+
+    def choosers(self, devices: Ints) -> list[ChooserState]:
+        """Return what the choosers of these devices have learned; {} at first."""
+        nothing: ChooserState = {}
+        return list(map(self._choosers.get, devices.tolist(), repeat(nothing)))
 
     def held(self, device: int) -> Replies | None:
         """Return the result that waits on a device, or None."""
