@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 
 import numpy as np
@@ -90,15 +91,17 @@ def menu_entries(
     demand = trainings(job.trainer, blueprint, slices, index, amounts.take(rows), counting)
     fraction = orders.hyperparameters.sent_fraction[rows]
     first, kind = grouped(index, fraction)
-    facts = [
-        (
-            expected_bits(slices[number], job, blueprint, sent_fraction),
-            slices[number].first_trained_layer,
-            channel_share(slices[number], blueprint),
-            trained_share(slices[number], blueprint),
+    kinds = [
+        partial(
+            MenuEntry,
+            bits=expected_bits(slices[number], job, blueprint, sent_fraction),
+            first_trained_layer=slices[number].first_trained_layer,
+            channel_share=channel_share(slices[number], blueprint),
+            trained_share=trained_share(slices[number], blueprint),
+            choice_bits=NUMBER_BITS,
         )
         for number, sent_fraction in zip(index[first], fraction[first].tolist(), strict=True)
     ]
     listed = zip(demand.rows(), kind.tolist(), orders.menu_index[rows].tolist(), strict=True)
-    entries = iter([MenuEntry(own, *facts[k], down[menu], NUMBER_BITS) for own, k, menu in listed])
+    entries = iter([kinds[k](own, menu_bits=down[menu]) for own, k, menu in listed])
     return [tuple(islice(entries, length)) for length in lengths]
