@@ -9,7 +9,7 @@ import torch
 
 from anyfleet.core.client import carry_out, work
 from anyfleet.core.device_state import DeviceState
-from anyfleet.core.device_states import DeviceStates
+from anyfleet.core.device_states import DeviceStates, Remembered
 from anyfleet.core.evaluation import measure
 from anyfleet.core.layout import MessageLayout, TensorLayout
 from anyfleet.core.loop import Round, run
@@ -106,12 +106,18 @@ def test_a_held_result_holds_nothing_of_other_devices() -> None:
     states = DeviceStates(task)
     stacks = [np.array([0, 2]), np.array([1])]
     done = carry_out(asked, states, task, stacks=stacks)
-    held = [each for each in done.remembered.held if each is not None]
-    assert [each.device.tolist() for each in held] == [[3], [0], [5]]
-    assert [len(each.stacks) for each in held] == [1, 1, 1]
+    states.commit(done.remembered)
+    fetched = states.state(3)  # its neighbour in the stack is device 5
+    states.commit(Remembered.of(asked.take([0]), fetched=True))
+    assert states.state(3).held is None
+    held = [each.held for each in (fetched, states.state(0), states.state(5))]
     for row, each in enumerate(held):
         alone = work(asked.take([row]), (DeviceState(),), task).states[0].held
+        assert each is not None
         assert alone is not None
+        assert each.device.tolist() == alone.device.tolist()
+        (stack,) = each.stacks
+        assert row == 0 or {len(value) for value in stack.trees["delta"].values()} == {1}
         assert each.bits == alone.bits
         both = each.trees_of(0)["delta"], alone.trees_of(0)["delta"]
         assert small.distance(*both) < 1e-5

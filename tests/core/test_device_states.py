@@ -217,11 +217,15 @@ def test_a_held_result_waits_until_it_is_fetched() -> None:
     cohort = orders(fedavg(), TASK, [4, 5])
     held = Replies.of_one(Stack(), order=7, device=4, samples=3, bits=8.0)
     memories = DeviceStates(TASK)
-    memories.commit(Remembered.of(cohort, held=[held, None]))
+    memories.commit(Remembered.of(cohort.take([0]), held=held))
     memories.commit(Remembered.of(cohort))  # orders that neither hold nor fetch leave it there
-    assert (memories.held(4), memories.held(5)) == (held, None)
+    for asked, there in (([7, 7], [True, False]), ([8, 7], [False, False])):
+        found, results = memories.held(replace(cohort, held_order=np.array(asked)))
+        assert found.tolist() == there
+        assert results.stacks[:1] == held.stacks
+        assert results.device.tolist() == [4] * sum(there)
     memories.commit(Remembered.of(cohort, fetched=True))
-    assert memories.held(4) is None
+    assert memories.state(4).held is None
 
 
 def test_the_state_of_a_device_can_be_taken_out_and_put_in() -> None:

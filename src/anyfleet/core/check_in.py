@@ -237,6 +237,20 @@ class CheckIns:
         """The seconds of download, training and upload."""
         return self.compute_seconds + (self.download_seconds + self.upload_seconds)
 
+    def seconds_without_menus(self, places: Ints, rows: Ints) -> Floats:
+        """Return the seconds of one entry for each of these devices, were it ordered alone.
+
+        `places` are those of the entries in the menus of the devices at `rows`.
+        """
+        numbers, own = self.entry_index[places, rows], self.conditions.take(rows)
+        down, up = (
+            np.array([getattr(entry.bits, name) for entry in self.entries])[numbers]
+            for name in ("down", "up")
+        )
+        effort = join([entry.demand.effort for entry in self.entries]).take(numbers)
+        transfer = transfer_seconds(down, own.bit_rate_down) + transfer_seconds(up, own.bit_rate_up)
+        return effort.seconds(own, self.hyperparameters.frequency[rows]) + transfer
+
     def array(self, fact: Callable[[MenuEntry], float], missing: float = np.inf) -> Floats:
         """Return a fact of every entry as an array [entries, devices]."""
         facts = np.array([fact(entry) for entry in self.entries], dtype=np.float64)

@@ -2,18 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import chain, islice
 
 import numpy as np
 
-from anyfleet.arrays import grouped, join
+from anyfleet.arrays import distinct, grouped, join
 from anyfleet.core.check_in import CheckIns, Choices, MenuEntry, listed_entries
-from anyfleet.core.local_training import local_steps, samples_processed
+from anyfleet.core.local_training import sizes_of
 from anyfleet.core.message_size import NUMBER_BITS, expected_bits, menu_bits
 from anyfleet.core.messages import ChooserState, Conditions
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
 from anyfleet.core.return_checks import Caller, chosen
-from anyfleet.core.time_and_energy import Amount, training
+from anyfleet.core.time_and_energy import TrainingAmounts, trainings
 from anyfleet.elastic import channel_share, trained_share
 from anyfleet.elastic.cost.operations import Counting
 from anyfleet.tracebacks import during
@@ -42,7 +44,7 @@ def decide(
     if not len(asked):
         return nothing
     check_ins = _check_ins(orders.take(asked), conditions.take(asked), task, counting)
-    check_ins = replace(check_ins, states=tuple(states[row] for row in asked.tolist()))
+    check_ins = replace(check_ins, states=tuple(map(states.__getitem__, asked.tolist())))
     choose = orders.job.choose
     with during("choose", choose):
         found = choose(check_ins)
@@ -56,16 +58,11 @@ def _check_ins(orders: Cohort, conditions: Conditions, task: Task, counting: Cou
 
     Many devices have the same menu and as many samples: they share the entries.
     """
-    own = orders.hyperparameters
-    sizes = [task.size(device) for device in orders.device.tolist()]
-    steps = np.array(local_steps(own, sizes), dtype=np.int64)
-    samples = np.array(sizes, dtype=np.int64)
-    first, index = grouped(orders.menu_index, samples, steps, own.batch_size, own.sent_fraction)
-    menus = []
-    for row in first.tolist():
-        batch, local = int(own.batch_size[row]), int(steps[row])
-        amount = Amount(batch, samples_processed(local, sizes[row], batch), local)
-        menus.append(menu_entries(orders.take([row]), amount, task, counting))
+    own, samples = orders.hyperparameters, sizes_of(task)[orders.device]
+    amounts = TrainingAmounts.of(own, samples)
+    costs = samples, amounts.local_steps, amounts.batch_size
+    first, index = grouped(orders.menu_index, *costs, own.sent_fraction)
+    menus = menu_entries(orders.take(first), amounts.take(first), task, counting)
     entries, numbers = listed_entries(menus)
     return CheckIns(
         device=orders.device,
@@ -79,24 +76,32 @@ def _check_ins(orders: Cohort, conditions: Conditions, task: Task, counting: Cou
 
 
 def menu_entries(
-    order: Cohort, amount: Amount, task: Task, counting: Counting
-) -> tuple[MenuEntry, ...]:
-    """Return the entries of the menu of a single order.
+    orders: Cohort, amounts: TrainingAmounts, task: Task, counting: Counting
+) -> list[tuple[MenuEntry, ...]]:
+    """Return the entries of the menus of orders that take these amounts of training.
 
     The whole menu has to come down, whichever entry is chosen.
     """
-    menu, job, blueprint = order.menu_of(0), order.job, task.blueprint
-    down = menu_bits(menu, blueprint)
-    sent_fraction = float(order.hyperparameters.sent_fraction[0])
-    return tuple(
-        MenuEntry(
-            demand=training(job.trainer, blueprint, slice_, amount, counting),
-            bits=expected_bits(slice_, job, blueprint, sent_fraction),
-            first_trained_layer=slice_.first_trained_layer,
-            channel_share=channel_share(slice_, blueprint),
-            trained_share=trained_share(slice_, blueprint),
-            menu_bits=down,
+    job, blueprint, numbers = orders.job, task.blueprint, orders.menu_index.tolist()
+    menus = [orders.menus[number] for number in numbers]
+    down = {number: menu_bits(orders.menus[number], blueprint) for number in set(numbers)}
+    lengths = list(map(len, menus))
+    rows = np.repeat(np.arange(len(orders)), lengths)  # the order of every entry
+    slices, index = distinct(list(chain.from_iterable(menus)))
+    demand = trainings(job.trainer, blueprint, slices, index, amounts.take(rows), counting)
+    fraction = orders.hyperparameters.sent_fraction[rows]
+    first, kind = grouped(index, fraction)
+    kinds = [
+        partial(
+            MenuEntry,
+            bits=expected_bits(slices[number], job, blueprint, sent_fraction),
+            first_trained_layer=slices[number].first_trained_layer,
+            channel_share=channel_share(slices[number], blueprint),
+            trained_share=trained_share(slices[number], blueprint),
             choice_bits=NUMBER_BITS,
         )
-        for slice_ in menu
-    )
+        for number, sent_fraction in zip(index[first], fraction[first].tolist(), strict=True)
+    ]
+    listed = zip(demand.rows(), kind.tolist(), orders.menu_index[rows].tolist(), strict=True)
+    entries = iter([kinds[k](own, menu_bits=down[menu]) for own, k, menu in listed])
+    return [tuple(islice(entries, length)) for length in lengths]

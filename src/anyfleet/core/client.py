@@ -34,7 +34,7 @@ from anyfleet.core.message_size import (
     stack_extra_bits,
     stacked_mask_bits,
 )
-from anyfleet.core.messages import TRAINING, ChooserState, Kind, Params, Report, Trees
+from anyfleet.core.messages import TRAINING, ChooserState, Kind, Params
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort, grid
 from anyfleet.core.padding import unpaddable
@@ -46,6 +46,7 @@ from anyfleet.core.stacks import Replies, Stack
 from anyfleet.elastic import Blueprint, cut_stack, paste_stack, within
 from anyfleet.tracebacks import during
 
+_BLOCK = 64  # devices that measure without training whose models are read together
 Runner = Callable[..., TrainingResult]  # called as `local_training.train` is
 _DISTORTION, _NORM = "distortion", "norm"  # in a report, beside what the trainer measures
 _MODEL, _MASKS = "bits of the model", "variation of the masks"  # in no report
@@ -122,12 +123,13 @@ def carry_out(
             return launch(parts[number], given[number], states, task, runner)
 
         return collect(cohort, rows, list(run(begun, range(len(parts)))), states)
-    fetched = cohort.kind == Kind.FETCH
-    replies = [
-        _fetched(order, states) if fetched else _answered(order, states, task)
-        for order in cohort.rows()
-    ]
-    return Finished(join(replies), Remembered.of(cohort, fetched=fetched))
+    if cohort.kind == Kind.FETCH:
+        return Finished(_fetched(cohort, states), Remembered.of(cohort, fetched=True))
+    # Those that begin alike are read together, but not all: models would fill the memory.
+    groups = alike(cohort.slice_index, cohort.download_index, cohort.delivered_width)
+    blocks = [rows[i : i + _BLOCK] for rows in groups for i in range(0, len(rows), _BLOCK)]
+    answered = join([_answered(cohort.take(rows), states, task) for rows in blocks])
+    return Finished(answered.take(np.argsort(np.concatenate(blocks))), Remembered.of(cohort))
 
 
 def _parts(cohort: Cohort, rows: Sequence[Ints]) -> list[Cohort]:
@@ -141,35 +143,53 @@ def _parts(cohort: Cohort, rows: Sequence[Ints]) -> list[Cohort]:
 # --- orders that do not train -------------------------------------------------------------------
 
 
-def _fetched(order: Cohort, states: DeviceStates) -> Replies:
-    """Return the result that a device holds, or the news that there is none."""
-    held = states.held(int(order.device[0]))
-    if held is None or held.order[0] != order.held_order[0]:
-        return _reply(order, {}, {"missing": 1.0}, 0)
-    return replace(held, order=order.id)
+def _fetched(orders: Cohort, states: DeviceStates) -> Replies:
+    """Return the results that devices hold, or the news that there is none."""
+    there, held = states.held(orders)
+    found = replace(held, order=orders.id[there])
+    if there.all():
+        return found
+    absent = orders.take(~there)
+    news = _reply(absent, Stack(report={"missing": np.ones(len(absent))}), [0] * len(absent))
+    return join([found, news]).take(np.argsort(np.argsort(~there, kind="stable")))
 
 
-def _answered(order: Cohort, states: DeviceStates, task: Task) -> Replies:
-    """Return what a device measures without training."""
-    device, job = int(order.device[0]), order.job
-    local = task.blueprint.local(order.slice_of(0))
-    params, buffers = map(_alone, begin(order, states, task))
-    data, own = task.data(device), task.own_test(device)
-    if order.kind == Kind.STATISTICS:
-        found = calibrate(local, params, buffers, data)
-        return _reply(order, {"buffers": found}, {}, len(data))
-    if job.norm.calibrated:
-        buffers = {**buffers, **calibrate(local, params, buffers, data)}
-    subject = own if order.kind == Kind.EVALUATE else data
-    report = measure(task, local, params, buffers, subject, job.norm.evaluation)
-    return _reply(order, {}, report, len(subject))
+def _answered(orders: Cohort, states: DeviceStates, task: Task) -> Replies:
+    """Return what devices that begin alike measure without training."""
+    models = map(_apart, begin(orders, states, task), [len(orders)] * 2)
+    work = zip(orders.device.tolist(), *models, strict=True)
+    if orders.kind == Kind.STATISTICS:
+        return _calibrated(orders, work, task)
+    job, local = orders.job, task.blueprint.local(orders.slice_of(0))
+    reports: list[dict[str, float]] = []
+    samples = []
+    for device, params, buffers in work:
+        data = task.data(device)
+        found = calibrate(local, params, buffers, data) if job.norm.calibrated else {}
+        subject = task.own_test(device) if orders.kind == Kind.EVALUATE else data
+        own = local, params, {**buffers, **found}, subject, job.norm.evaluation
+        reports.append(measure(task, *own))
+        samples.append(len(subject))
+    columns = {name: np.array([report[name] for report in reports]) for name in reports[0]}
+    return _reply(orders, Stack(report=columns), samples)
 
 
-def _reply(order: Cohort, trees: Trees, report: Report, samples: int) -> Replies:
-    """Return the reply to a single order; its bits are those of trees without a model."""
-    stack = Stack.of_one(trees, report=report)
-    bits = stack_extra_bits(stack, np.zeros(1), order)
-    return _replies(order, [np.arange(1)], [stack], np.array([samples]), bits)
+def _calibrated(orders: Cohort, work: Iterable[tuple[int, Params, Params]], task: Task) -> Replies:
+    """Return the normalisation statistics of devices, of which one without data has none."""
+    local = task.blueprint.local(orders.slice_of(0))
+    replies = []
+    for order, (device, params, buffers) in zip(orders.rows(), work, strict=True):
+        data = task.data(device)
+        stack = Stack.of_one({"buffers": calibrate(local, params, buffers, data)})
+        replies.append(_reply(order, stack, [len(data)]))
+    return join(replies)
+
+
+def _reply(orders: Cohort, stack: Stack, samples: Sequence[int]) -> Replies:
+    """Return replies that are one stack; their bits are those of trees without a model."""
+    bits = stack_extra_bits(stack, np.zeros(len(orders)), orders)
+    counts = np.array(samples, dtype=np.int64)
+    return _replies(orders, [np.arange(len(orders))], [stack], counts, bits)
 
 
 def _replies(
@@ -256,6 +276,13 @@ def _expanded(value: Tensor, count: int) -> Tensor:
 
 def _in_order(value: Tensor, order: Tensor) -> Tensor:
     return value.index_select(0, order.to(value.device))
+
+
+def _apart(tree: Params, count: int) -> list[dict[str, Tensor]]:
+    """Return the tensors of each of so many devices of a stack."""
+    columns = [value.unbind() for value in tree.values()]
+    rows = zip(*columns, strict=True) if columns else [()] * count
+    return [dict(zip(tree, row, strict=True)) for row in rows]
 
 
 def _alone(tree: Params) -> dict[str, Tensor]:
@@ -421,13 +448,11 @@ def collect(
             bits[some] = stack_extra_bits(stack, own, each.cohort, kind)
         return bits
 
-    held: tuple[Replies, ...] = ()
+    held: Replies | None = None
     if cohort.kind == Kind.HOLD:
         # As it will be fetched: the report goes ahead of it.
         later = beside([replace(stack, report={}) for stack in stacks], masked, Kind.FETCH)
-        whole = _replies(cohort, rows, stacks, samples, model + later)
-        # Each with its own stack alone, as they are kept until they are fetched.
-        held = tuple(reply.pruned() for reply in whole.rows())
+        held = _replies(cohort, rows, stacks, samples, model + later)
         brief = [Stack(report=requested(stack.report, job.report)) for stack in stacks]
         bits = beside(brief, [np.zeros(len(some)) for some in rows], cohort.kind)
         replies = _replies(cohort, rows, brief, samples, bits)

@@ -12,15 +12,16 @@ was counted (`Cohort.acknowledged`); until then it keeps what it sent, too.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import repeat
 from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from anyfleet.arrays import Arrays, Flags, Ints, alike, listed
+from anyfleet.arrays import Arrays, Flags, Ints, alike, join, listed
 from anyfleet.core.device_state import DeviceState
 from anyfleet.core.device_tables import (
     EMPTY_TABLE,
@@ -74,9 +75,11 @@ class Remembered(Arrays):
     stack_index: Ints  # the number of each order's stack; -1: nothing is kept of its tensors
     place: Ints  # of each order in its stack
     chooser: tuple[ChooserState | None, ...]  # None: as before
-    held: tuple[Replies | None, ...]  # a result that waits to be fetched; None: as before
+    held_index: Ints  # the number of a result that waits to be fetched; -1: as before
+    held_row: Ints  # of each order in its result
     slices: tuple[Slice, ...] = listed("slice_index")
     stacks: tuple[Keepsakes, ...] = listed("stack_index")
+    held: tuple[Replies, ...] = listed("held_index")
 
     @classmethod
     def of(
@@ -85,10 +88,13 @@ class Remembered(Arrays):
         *,
         stack: Keepsakes | None = None,
         chooser: Sequence[ChooserState | None] = (),
-        held: Sequence[Replies | None] = (),
+        held: Replies | None = None,
         fetched: bool = False,
     ) -> "Remembered":
-        """Return what the devices of these orders keep; by default all is as before."""
+        """Return what the devices of these orders keep; by default all is as before.
+
+        `held` has a reply to each of the orders.
+        """
         count = len(orders)
         return cls(
             order=orders.id,
@@ -99,9 +105,11 @@ class Remembered(Arrays):
             stack_index=np.full(count, -1 if stack is None else 0),
             place=np.arange(count),
             chooser=tuple(chooser) or (None,) * count,
-            held=tuple(held) or (None,) * count,
+            held_index=np.full(count, -1 if held is None else 0),
+            held_row=np.arange(count),
             slices=orders.slices,
             stacks=() if stack is None else (stack,),
+            held=() if held is None else (held,),
         )
 
 
@@ -111,7 +119,7 @@ class SavedStates:
 
     tables: Tables
     choosers: Mapping[int, ChooserState]
-    held: Mapping[int, Replies]
+    held: Replies
     last_sent_order: DeviceNumbers
 
     def fits(self, task: Task) -> bool:
@@ -139,7 +147,7 @@ class DeviceStates:
         self._large = _LARGE if self._device.type == "cpu" else _LARGE_ELSEWHERE
         self._tables: dict[str, dict[str, DeviceTable]] = {}
         self._choosers: dict[int, ChooserState] = {}
-        self._held: dict[int, Replies] = {}
+        self._held = Replies.none()
         self._last_sent_order = NO_NUMBERS
 
     # -- single devices
@@ -153,7 +161,7 @@ class DeviceStates:
         }
         return DeviceState(
             tensors={purpose: tensors for purpose, tensors in found.items() if tensors},
-            held=self._held.get(device),
+            held=self._held_on(device),
             chooser=self.chooser(device),
             last_sent_order=int(self._last_sent_order.of(alone)[0]),
         )
@@ -164,7 +172,7 @@ class DeviceStates:
         for purpose, tensors in state.tensors.items():
             self._write(purpose, [(alone, {name: value[None] for name, value in tensors.items()})])
         if state.held is not None:
-            self._held[device] = state.held
+            self._held = join([self._held, replace(state.held, device=alone)])
         if state.chooser:
             self._choosers[device] = state.chooser
         if state.last_sent_order >= 0:
@@ -175,9 +183,15 @@ class DeviceStates:
         """Return what the chooser of a device has learned; {} at first."""
         return self._choosers.get(device, {})
 
-    def held(self, device: int) -> Replies | None:
+    def choosers(self, devices: Ints) -> list[ChooserState]:
+        """Return what the choosers of these devices have learned; {} at first."""
+        nothing: ChooserState = {}
+        return list(map(self._choosers.get, devices.tolist(), repeat(nothing)))
+
+    def _held_on(self, device: int) -> Replies | None:
         """Return the result that waits on a device, or None."""
-        return self._held.get(device)
+        found = self._held.take(self._held.device == device).pruned()
+        return found if len(found) else None
 
     # -- stacks
 
@@ -188,6 +202,15 @@ class DeviceStates:
         all devices.
         """
         return self._read(OWN, names, devices)
+
+    def held(self, orders: Cohort) -> tuple[Flags, Replies]:
+        """Return which orders fetch a result that waits on their devices, and these results."""
+        waiting, wanted = self._held.take(np.argsort(self._held.order)), orders.held_order
+        if not len(waiting):
+            return np.zeros(len(orders), dtype=bool), waiting
+        at = np.minimum(np.searchsorted(waiting.order, wanted), len(waiting) - 1)
+        there = (waiting.order[at] == wanted) & (waiting.device[at] == orders.device)
+        return there, waiting.take(at[there])
 
     def residual(self, orders: Cohort, names: Sequence[str]) -> dict[str, Tensor]:
         """Return the residuals of the sub-models that orders ask for, [devices, …].
@@ -236,10 +259,8 @@ class DeviceStates:
 
     def commit(self, remembered: Remembered) -> None:
         """Let devices keep what they remember of orders, now that their training has ended."""
-        for device in remembered.device[remembered.fetched].tolist():
-            self._held.pop(device, None)
         self._choosers |= _given(remembered.device, remembered.chooser)
-        self._held |= _given(remembered.device, remembered.held)
+        self._hold(remembered)
         kept: dict[str, list[StackedRows]] = {}
         for rows in alike(remembered.stack_index, remembered.slice_index):
             some = remembered.take(rows)
@@ -251,6 +272,21 @@ class DeviceStates:
         self._last_sent_order = self._last_sent_order.changed(told.device, told.order)
         for purpose, stacks in kept.items():
             self._write(purpose, stacks)
+
+    def _hold(self, remembered: Remembered) -> None:
+        """Let devices hold new results, and none any more that they have sent."""
+        new, held = remembered.held_index >= 0, self._held
+        gone = np.isin(held.device, remembered.device[new | remembered.fetched])
+        if gone.any():
+            # What is held may wait for long: of stacks that lose a device only the others stay.
+            touched = np.isin(held.stack_index, held.stack_index[gone])
+            held = join([held.take(~touched), held.take(touched & ~gone).compact()])
+        parts = [
+            remembered.held[remembered.held_index[rows[0]]].take(remembered.held_row[rows])
+            for rows in (np.flatnonzero(new)[some] for some in alike(remembered.held_index[new]))
+        ]
+        if parts or held is not self._held:
+            self._held = join([held, *parts]).pruned()
 
     def _kept(self, some: Remembered) -> Iterator[tuple[str, StackedRows]]:
         """Yield what devices of one stack and slice keep of their tensors, by purpose."""
@@ -365,12 +401,12 @@ class DeviceStates:
     def save(self) -> SavedStates:
         """Return the states as they are now; tables are values, so none is copied."""
         tables = {purpose: dict(names) for purpose, names in self._tables.items()}
-        return SavedStates(tables, dict(self._choosers), dict(self._held), self._last_sent_order)
+        return SavedStates(tables, dict(self._choosers), self._held, self._last_sent_order)
 
     def restore(self, saved: SavedStates) -> None:
         """Go back to what `save` returned."""
         self._tables = {purpose: dict(names) for purpose, names in saved.tables.items()}
-        self._choosers, self._held = dict(saved.choosers), dict(saved.held)
+        self._choosers, self._held = dict(saved.choosers), saved.held
         self._last_sent_order = saved.last_sent_order
 
 

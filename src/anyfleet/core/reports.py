@@ -1,7 +1,9 @@
 """The numbers that devices measured while they trained: reports, and what choosers learn."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,30 +60,39 @@ def learned(
 
     `measured` has single numbers, [devices].
     """
-    choose = cohort.job.choose
-    before = [states.chooser(device) for device in cohort.device.tolist()]
+    choose, before = cohort.job.choose, states.choosers(cohort.device)
+    lessons = _lessons(cohort, context, measured)
     with during("choose", choose):
-        after = [
-            choose.learn(_lesson(cohort, row, context, measured), state)
-            for row, state in enumerate(before)
-        ]
+        after = list(map(choose.learn, lessons, before))
     return [new if new is not old else None for old, new in zip(before, after, strict=True)]
 
 
-def _lesson(
-    cohort: Cohort, row: int, context: TrainingContext, measured: Mapping[str, Floats]
-) -> Lesson:
-    slice_ = cohort.slice_of(row)
-    return Lesson(
-        width=float(cohort.width[row]),
-        sub_model_size=(width(slice_, context.task.blueprint), float(slice_.first_trained_layer)),
-        measured={name: float(values[row]) for name, values in measured.items()},
-        initial=lambda measure: _of_initial_model(measure, cohort, row, context),
-    )
+def _lessons(
+    cohort: Cohort, context: TrainingContext, measured: Mapping[str, Floats]
+) -> list[Lesson]:
+    """Return the lesson of every device of a stack."""
+    numbers, blueprint = cohort.slice_index.tolist(), context.task.blueprint
+    listed = {number: cohort.slices[number] for number in set(numbers)}
+    sizes = {
+        number: (width(slice_, blueprint), float(slice_.first_trained_layer))
+        for number, slice_ in listed.items()
+    }
+    found = np.array(list(measured.values())).reshape(len(measured), len(cohort)).T.tolist()
+    return [
+        Lesson(
+            width=planned,
+            sub_model_size=sizes[number],
+            measured=dict(zip(measured, values, strict=True)),
+            initial=partial(_of_initial_model, cohort, row, context),
+        )
+        for row, (planned, number, values) in enumerate(
+            zip(cohort.width.tolist(), numbers, found, strict=True)
+        )
+    ]
 
 
 def _of_initial_model(
-    measure: Measure, cohort: Cohort, row: int, context: TrainingContext
+    cohort: Cohort, row: int, context: TrainingContext, measure: Measure
 ) -> float:
     """Return a measure of the initial model, as wide as the order, on one own minibatch.
 

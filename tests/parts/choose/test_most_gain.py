@@ -16,14 +16,19 @@ from anyfleet.core.choosing import menu_entries
 from anyfleet.core.client import work
 from anyfleet.core.device_state import DeviceState
 from anyfleet.core.device_states import DeviceStates
-from anyfleet.core.local_training import local_steps, samples_processed
 from anyfleet.core.loop import Round
 from anyfleet.core.message_size import NUMBER_BITS, expected_bits
 from anyfleet.core.messages import Conditions, Hyperparameters
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort, uplink
-from anyfleet.core.time_and_energy import Amount, Counts, Demand, effort_of, transfer_seconds
+from anyfleet.core.time_and_energy import (
+    Counts,
+    Demand,
+    TrainingAmounts,
+    effort_of,
+    transfer_seconds,
+)
 from anyfleet.elastic import width
 from anyfleet.formulas.anycost import anycost_alpha
 from anyfleet.methods import anycost, fedavg
@@ -64,10 +69,9 @@ def asked(method: Method = ANYCOST) -> Cohort:
 
 def offers(order: Cohort) -> tuple[MenuEntry, ...]:
     """What its device finds on the menu."""
-    numbers, samples = order.hyperparameters, small.task().size(3)
-    (steps,), batch = local_steps(numbers, [samples]), int(numbers.batch_size[0])
-    amount = Amount(batch, samples_processed(steps, samples, batch), steps)
-    return menu_entries(order, amount, small.task(), "flops")
+    amounts = TrainingAmounts.of(order.hyperparameters, np.array([small.task().size(3)]))
+    (menu,) = menu_entries(order, amounts, small.task(), "flops")
+    return menu
 
 
 def own(**known: float) -> Conditions:
@@ -509,9 +513,9 @@ def test_the_server_decides_as_the_device_would_with_the_same_offers() -> None:
     order, sizes = orders(base, task, [3]), set()
     for row in told:
         samples = task.size(row.device)
-        (steps,) = local_steps(order.hyperparameters, [samples])
-        amount = Amount(8, samples_processed(steps, samples, 8), steps)
-        bare = [entry.without_menu for entry in menu_entries(order, amount, task, "flops")]
+        amounts = TrainingAmounts.of(order.hyperparameters, np.array([samples]))
+        (menu,) = menu_entries(order, amounts, task, "flops")
+        bare = [entry.without_menu for entry in menu]
         device = CheckIn(
             row.device, tuple(bare), there[row.device], samples, order.hyperparameters, {}
         )

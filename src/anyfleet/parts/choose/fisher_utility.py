@@ -1,13 +1,16 @@
 """WHALE-FL's choice on the device: by Fisher information, link and processor."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from anyfleet.core.check_in import CheckIn, CheckIns, Choices, MenuEntry
-from anyfleet.core.messages import ChooserState, Hyperparameters
+from anyfleet.arrays import Floats, Ints, alike
+from anyfleet.core.check_in import CheckIns, Choices
+from anyfleet.core.messages import ChooserState
 from anyfleet.core.signals import Menu, Signal, TargetTime
 from anyfleet.core.slots import Choose, Lesson, Measure
 from anyfleet.errors import refuse
@@ -95,53 +98,63 @@ class FisherUtility(Choose):
     # -- choosing
 
     def __call__(self, check_ins: CheckIns) -> Choices:
-        chosen = [self._chosen(check_in) for check_in in check_ins]
-        return check_ins.choices(
-            [entry for entry, _ in chosen], utility=[utility for _, utility in chosen]
-        )
-
-    def _chosen(self, check_in: CheckIn) -> tuple[int, float]:
-        """Return the entry that a device takes and its utility, NaN before its first round."""
-        missing = self.levels - len(check_in.menu)
-        if missing < 0:
+        lengths = check_ins.offered.sum(axis=0)
+        if (lengths > self.levels).any():
             raise ValueError(
-                f"FisherUtility.levels is {self.levels}, but the menu has {len(check_in.menu)} "
+                f"FisherUtility.levels is {self.levels}, but the menu has {lengths.max()} "
                 "entries: name as many levels as the plan has sizes."
             )
-        if not check_in.state.get("rounds"):
-            size, utility = self.first_level, float("nan")
-        else:
-            utility = self._utility(check_in)
-            size = int(whale_level(utility, self.levels))
-        return max(size - 1 - missing, 0), utility
+        # Before its first round a device has no utility.
+        size, utility = np.full(len(check_ins), self.first_level), np.full(len(check_ins), np.nan)
+        trained = [row for row, state in enumerate(check_ins.states) if state.get("rounds")]
+        if trained:
+            utility[trained] = self._utility(check_ins, np.array(trained))
+            size[trained] = whale_level(utility[trained], self.levels)
+        missing = self.levels - lengths
+        return check_ins.choices(np.maximum(size - 1 - missing, 0), utility=utility)
 
-    def _utility(self, check_in: CheckIn) -> float:
-        """Return the utility of a device, between 0 and 1."""
-        own = check_in.hyperparameters
+    def _utility(self, check_ins: CheckIns, rows: Ints) -> Floats:
+        """Return the utility of these devices, which have trained, between 0 and 1."""
+        own = check_ins.hyperparameters.take(rows)
+        states = [check_ins.states[row] for row in rows.tolist()]
         # The target is the time of a sub-model, without what it costs to offer several.
-        seconds = check_in.seconds(self._timed(check_in).without_menu)
-        target = float(own.target_seconds[0]) if self.target is None else self.target
-        effective = self._effectiveness(check_in.state, own)
-        useful = whale_utility(effective, seconds, target, self.penalty)
-        return float(whale_threshold_utility(useful, self.threshold))
+        seconds = check_ins.seconds_without_menus(self._timed(check_ins, rows, states), rows)
+        target = own.target_seconds if self.target is None else np.full(len(rows), self.target)
+        effective, useful = self._effectiveness(states, own.batch_size), np.empty(len(rows))
+        for some in alike(target):
+            useful[some] = whale_utility(
+                effective[some], seconds[some], float(target[some[0]]), self.penalty
+            )
+        return whale_threshold_utility(useful, self.threshold)
 
-    def _timed(self, check_in: CheckIn) -> MenuEntry:
-        """Return the entry of the menu whose time is compared with the target."""
-        menu = check_in.menu
+    def _timed(self, check_ins: CheckIns, rows: Ints, states: Sequence[ChooserState]) -> Ints:
+        """Return the place in each menu of the entry whose time is compared with the target."""
+        offered = check_ins.offered[:, rows]
+        smallest: Ints = offered.sum(axis=0) - 1
         if self.reference == "unit":
-            return menu[-1]
-        last = check_in.state["last"]
-        return next((entry for entry in menu if entry.sub_model_size == last), menu[-1])
+            return smallest
+        width, layer = np.array([state["last"] for state in states]).T
+        last = offered & (check_ins.width[:, rows] == width)
+        last &= check_ins.first_trained_layer[:, rows] == layer
+        return np.where(last.any(axis=0), last.argmax(axis=0), smallest)
 
-    def _effectiveness(self, state: ChooserState, own: Hyperparameters) -> float:
-        """Return how much training teaches a device, by its Fisher information."""
+    def _effectiveness(self, states: Sequence[ChooserState], batch_size: Ints) -> Floats:
+        """Return how much training teaches devices, by their Fisher information."""
+        found = np.full(len(states), float(self.threshold))
         if self.effectiveness == "constant":
-            return self.threshold
-        squares, counts = np.array(state["squares"]), np.array(state["steps"])
-        if self.effectiveness == "relative":
-            return float(whale_relative_effectiveness(squares * counts, counts))
-        # Eq. 3 sums over the iterations of a round: one column with the root of each sum.
-        return whale_effectiveness(np.sqrt(squares * counts)[:, None], int(own.batch_size[0]))
+            return found
+        # Devices whose windows are equally long together: sums of padded ones differ in rounding.
+        for rows in alike(np.array([len(state["squares"]) for state in states])):
+            some = [states[row] for row in rows.tolist()]
+            counts = np.array([state["steps"] for state in some])
+            squares = np.array([state["squares"] for state in some]) * counts
+            if self.effectiveness == "relative":
+                found[rows] = whale_relative_effectiveness(squares, counts)
+                continue
+            # Eq. 3 sums over the iterations of a round: one column with the root of each sum.
+            for row, own in zip(rows.tolist(), np.sqrt(squares)[:, :, None], strict=True):
+                found[row] = whale_effectiveness(own, int(batch_size[row]))
+        return found
 
     # -- learning
 
@@ -149,7 +162,7 @@ class FisherUtility(Choose):
         if self.effectiveness == "constant":
             return {**state, "rounds": (1.0,), "last": lesson.sub_model_size}
         square = lesson.measured.get("fisher_squares", float("nan"))
-        if not np.isfinite(square):
+        if not math.isfinite(square):
             return state  # nothing was trained: the window stays as it is
         first = int(lesson.sub_model_size[1])
         birth = _at_birth(lesson.width, first)
@@ -170,6 +183,7 @@ class FisherUtility(Choose):
         return () if known or self.effectiveness != "relative" else (self.fisher,)
 
 
+@lru_cache(maxsize=4096)
 def _at_birth(width: float, first_trained_layer: int) -> str:
     """Return the name under which a device keeps the Fisher information of the initial model."""
     return f"birth@{width:g}/{first_trained_layer}"

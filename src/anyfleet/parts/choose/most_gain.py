@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar
 
 import numpy as np
@@ -69,7 +70,7 @@ class MostGain(Choose):
         entry, own = useful.argmax(axis=0), check_ins.hyperparameters
         best = entry, np.arange(len(check_ins))
         fits = useful[best] >= 0
-        follows = fits & (check_ins.array(lambda e: e.bits.follows, missing=0.0)[best] > 0)
+        follows = fits & (check_ins.array(attrgetter("bits.follows"), missing=0.0)[best] > 0)
         pairs = zip(fits, self._joules(check_ins.conditions), strict=True)
         return check_ins.choices(
             entry,
@@ -88,10 +89,10 @@ class MostGain(Choose):
 
     def _sending(self, check_ins: CheckIns) -> AnycostSending:
         """Return the best sent fraction and frequency of every entry that is offered."""
-        follows = check_ins.pair_array(lambda e: e.bits.follows) > 0
-        own = check_ins.pair_array(lambda e: e.bits.sent_fraction)
-        low = check_ins.pair_array(lambda e: e.bits.least_fraction)
-        high = check_ins.pair_array(lambda e: e.bits.most_fraction)
+        follows = check_ins.pair_array(attrgetter("bits.follows")) > 0
+        own = check_ins.pair_array(attrgetter("bits.sent_fraction"))
+        low = check_ins.pair_array(attrgetter("bits.least_fraction"))
+        high = check_ins.pair_array(attrgetter("bits.most_fraction"))
         # What a codec can do may lie beside what is wanted: then it is what it can do.
         least, most = (
             np.where(follows, np.clip(bound, low, np.maximum(low, high)), own)
@@ -112,7 +113,7 @@ class MostGain(Choose):
             seconds=IN_TIME * self.seconds - down - up,
             power=known.send_power,
             bit_rate=known.bit_rate_up,
-            bits=check_ins.pair_array(lambda e: e.bits.update),
+            bits=check_ins.pair_array(attrgetter("bits.update")),
             # Other work makes cycles take longer, and no more joules.
             epsilon=known.coefficient / known.load,
             cycles=check_ins.pair_effort.cycles(known) * known.load,

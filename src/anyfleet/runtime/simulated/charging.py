@@ -55,12 +55,15 @@ def _with_measures(
 ) -> Demand:
     """Return the demand with what choosers measure of the initial model, once for every width."""
     alone: dict[tuple[Measure, ...], list[int]] = {}
-    for row, device in enumerate(orders.device.tolist()):
-        chooser = states.chooser(device)
-        first = orders.slice_of(row).first_trained_layer
-        measures = orders.job.choose.initial_measures(float(orders.width[row]), first, chooser)
-        works = needed.effort.local_steps[row] > 0
-        alone.setdefault(measures if works else (), []).append(row)
+    works = needed.effort.local_steps > 0
+    if not works.all():
+        alone[()] = np.flatnonzero(~works).tolist()
+    some = orders.take(works)
+    first = np.array([slice_.first_trained_layer for slice_ in orders.slices])[some.slice_index]
+    sizes = some.width.tolist(), first.tolist()
+    found = map(orders.job.choose.initial_measures, *sizes, states.choosers(some.device))
+    for row, measures in zip(np.flatnonzero(works).tolist(), found, strict=True):
+        alone.setdefault(measures, []).append(row)
     parts = []
     for measures, rows in alone.items():
         part, batch = needed.take(rows), orders.hyperparameters.batch_size[rows]

@@ -129,7 +129,7 @@ class Simulated:
 
     def offer(self, orders: Cohort) -> None:
         """Let the devices choose from the menus of these orders; no time passes."""
-        choosers = [self._states.chooser(device) for device in orders.device.tolist()]
+        choosers = self._states.choosers(orders.device)
         counting = self._world.declared.counting
         own = self._true_conditions(orders.device, self._active(orders.device))
         made = OrderChoices(orders.id, decide(orders, own, choosers, self._task, counting))
