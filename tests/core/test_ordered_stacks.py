@@ -283,3 +283,15 @@ def test_indices_of_several_slices_are_those_of_each(name: str) -> None:
         assert torch.equal(
             whole[torch.meshgrid(*own, indexing="ij")], whole[place(name, slice_, BLUEPRINT)]
         )
+
+
+def test_lengths_of_single_precision_have_nine_digits_whatever_the_size_of_numbers() -> None:
+    made = torch.Generator().manual_seed(0)
+    rows = torch.randn(4, 1000, generator=made) * torch.tensor([1e-30, 1e-3, 1e3, 1e30])[:, None]
+    found = lengths({"a": rows})
+    torch.testing.assert_close(found, rows.double().norm(dim=1), rtol=1e-8, atol=0.0)
+    # Nobody's length depends on who else is in the stack.
+    alone = [lengths({"a": row[None]})[0] for row in rows]
+    assert torch.equal(found, torch.stack(alone))
+    rows[1, 3] = torch.inf
+    assert lengths({"a": rows}).isfinite().tolist() == [True, False, True, True]

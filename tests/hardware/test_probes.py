@@ -28,6 +28,10 @@ TRAINERS = {
 }
 
 
+# Planners count a temporary tensor in every update; a plain step of SGD makes none.
+LEAST = {"sgd": 0.65}
+
+
 def problem(net: str, batch: int) -> Task:
     """Two batches of whatever the network takes, all on one device."""
     torch.manual_seed(0)
@@ -55,13 +59,14 @@ def test_slices_take_what_planners_count(net: str, batch: int) -> None:
     task = problem(net, batch)
     for share, depth in ((1.0, 0.0), (0.5, 0.0), (0.25, 0.0), (1.0, 0.6), (0.5, 0.9)):
         found = ratio(task, batch, share, depth, TRAINERS["sgd"])
-        assert 0.75 < found < 1.1, (share, depth)
+        assert LEAST["sgd"] < found < 1.1, (share, depth)
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_trainers_take_what_planners_count(trainer: str) -> None:
     for net, batch in (("plain", 4), ("normalised", 16)):
-        assert 0.75 < ratio(problem(net, batch), batch, 1.0, 0.0, TRAINERS[trainer]) < 1.1, net
+        found = ratio(problem(net, batch), batch, 1.0, 0.0, TRAINERS[trainer])
+        assert LEAST.get(trainer, 0.75) < found < 1.1, net
 
 
 def test_a_device_alone_holds_no_state_twice_but_in_the_update() -> None:
