@@ -174,7 +174,9 @@ def _kept_or_measured(prospect: Prospect, seconds: float) -> Measurement:
     if most < _LEAST:
         return short
     step = expected / (prospect.rounds * _steps(orders, prospect.task))
-    count = min(len(orders.orders), _FEW, int(most / (step * len(_unlike(candidates(), 2)))))
+    # Each engine carries out the first sample twice, and is timed the second time.
+    begun = 2 * step * len(_unlike(candidates(), 2))
+    count = min(len(orders.orders), _FEW, int(most / begun))
     if count < min(len(orders.orders), 2):
         return Measurement({}, _LONG_STEP)
     shape = shape_of(prospect)
@@ -354,6 +356,8 @@ class _Clock:
         task, limits = self.prospect.task, self.prospect.limits
         if engine not in self.started:
             self.started[engine] = engine.start(task, limits)
+            # Threads and libraries prepare themselves when they meet their first orders.
+            self.started[engine].execute(orders, DeviceStates(task))
         began = time.perf_counter()
         self.started[engine].execute(orders, DeviceStates(task))
         return time.perf_counter() - began
