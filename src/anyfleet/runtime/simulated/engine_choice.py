@@ -57,6 +57,7 @@ _SHARE = 0.1  # of a run that may be spent on measuring
 _LEAST = 0.1  # seconds: in less, nothing can be measured
 _EQUAL = 1.05  # a simpler engine may take this much longer than the fastest
 _PASSES = 3  # over the largest sample, if there is time
+_STEPS = 4  # local steps of the orders in the first sample, if there is time
 # What a local step takes, roughly, to tell whether a run is worth measuring.
 _SECONDS_PER_CALL, _FLOPS = 1e-5, 1e10
 # Devices in a stack: few of them stay in the processor's cache, many share what an operator costs.
@@ -175,32 +176,35 @@ def _kept_or_measured(prospect: Prospect, seconds: float) -> Measurement:
         return short
     step = expected / (prospect.rounds * _steps(orders, prospect.task))
     # Each engine carries out the first sample twice, and is timed the second time.
-    begun = 2 * step * len(_unlike(candidates(), 2))
-    count = min(len(orders.orders), _FEW, int(most / begun))
+    affordable = int(most / (2 * step * len(_unlike(candidates(), 2))))
+    count = min(len(orders.orders), _FEW, affordable)
     if count < min(len(orders.orders), 2):
         return Measurement({}, _LONG_STEP)
+    first = count, min(_STEPS, affordable // count)
     shape = shape_of(prospect)
     file = _file(shape)
     found = _read(file)
     if found is None:
-        found = _keep(file, shape, _measured_now(prospect, orders, count, most))
+        found = _keep(file, shape, _measured_now(prospect, orders, first, most))
     return found.times(prospect.rounds)
 
 
 # --- measuring ----------------------------------------------------------------------------------
 
 
-def _measured_now(prospect: Prospect, orders: Assignment, count: int, most: float) -> Measurement:
-    """Return the seconds of one round by each engine, from so many orders or more.
+def _measured_now(
+    prospect: Prospect, orders: Assignment, first: tuple[int, int], most: float
+) -> Measurement:
+    """Return the seconds of one round by each engine, from samples of the orders.
 
-    Measuring takes about `most` seconds.
+    The first has so many orders with so many local steps. Measuring takes about `most` seconds.
     """
     clock = _Clock(prospect)
     clock.seconds(Sequential(), _shortened(orders, [0], 1))
     engines, unstackable = candidates(), _unstackable(clock, orders)
     if unstackable:
         engines = {name: e for name, e in engines.items() if not isinstance(e, Stacked)}
-    found = _contest(clock, engines, orders, count, time.perf_counter() + most)
+    found = _contest(clock, engines, orders, first, time.perf_counter() + most)
     steps = _steps(orders, prospect.task)
     by_round = {name: seconds * steps for name, seconds in found.items()}
     return Measurement(by_round, unstackable=unstackable)
@@ -270,7 +274,11 @@ def _unstackable(clock: "_Clock", orders: Assignment) -> str:
 
 
 def _contest(
-    clock: "_Clock", engines: Mapping[str, Engine], orders: Assignment, count: int, until: float
+    clock: "_Clock",
+    engines: Mapping[str, Engine],
+    orders: Assignment,
+    first: tuple[int, int],
+    until: float,
 ) -> dict[str, float]:
     """Return the seconds of a local step by each engine, from samples of the orders that grow.
 
@@ -280,15 +288,18 @@ def _contest(
     task = clock.prospect.task
     own = max(1, *local_steps(orders.orders.hyperparameters, _samples(orders, task)))
     found: dict[str, float] = {}
-    left, steps, passes = dict(engines), 1, 0
+    left, passes = dict(engines), 0
+    count, steps = first[0], min(own, first[1])
     while True:
         sample = _shortened(orders, list(range(count)), steps)
         amount, seen = _steps(sample, task), found if passes else {}
         for alike in _unlike(left, count):
             seconds = clock.seconds(left[alike[0]], sample) / amount
             found |= {name: min(seconds, seen.get(name, seconds)) for name in alike}
-        # A small stack shows less than a larger one what it gains.
-        behind = (1.5 if count < _MANY else 1.25) * min(found[name] for name in left)
+        # A small stack shows less than a larger one what it gains, and while orders are cut short
+        # what they take besides their steps counts for too much.
+        factor = 3.0 if steps < own else 1.5 if count < _MANY else 1.25
+        behind = factor * min(found[name] for name in left)
         left = {name: engine for name, engine in left.items() if found[name] <= behind}
         larger = _grown(count, steps, len(orders.orders), own)
         passes = passes + 1 if larger == (count, steps) else 0
