@@ -1,6 +1,6 @@
 """Structs of arrays: rows are picked, joined and put; what rows share is listed once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import given
@@ -124,3 +124,10 @@ def test_rows_that_are_alike_have_one_number_and_nan_is_nan(values: list[float],
         range(len(pairs)), key=lambda row: (different.index(pairs[row]), row)
     )
     assert [pairs[rows[0]] for rows in groups] == different
+
+
+def test_numbers_that_count_past_their_list_are_found() -> None:
+    assert ONE.astray == ""
+    assert replace(ONE, names=("a",)).astray == "name"
+    assert replace(ONE, name=np.array([0, -2, 1])).astray == "name"
+    assert ONE.take([]).astray == ""

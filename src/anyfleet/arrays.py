@@ -51,6 +51,17 @@ class Arrays:
             return self  # all of them; nothing is ever written into a struct
         return _taken(self, index.astype(np.int64, copy=False))
 
+    @property
+    def astray(self) -> str:
+        """The field of numbers that count past the end of their list, or ""."""
+        for name, index in _names(type(self)):
+            found = self.__dict__[name]
+            if index and isinstance(found, tuple):
+                numbers = self.__dict__[index]
+                if len(numbers) and not -1 <= numbers.min() <= numbers.max() < len(found):
+                    return index
+        return ""
+
     def put(self, rows: Ints, other: Self) -> Self:
         """Return the struct with the rows of another one in place of these, which ascend."""
         if len(rows) == len(self):

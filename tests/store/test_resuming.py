@@ -172,8 +172,8 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     folder = runs.written(tmp_path / "run", runs.results()[:1])
     (path,) = checkpoint.found(folder)
     manifest = json.loads((path / checkpoint.MANIFEST).read_text())
-    (path / checkpoint.MANIFEST).write_text(json.dumps(manifest | {"format": 2}))
-    with pytest.raises(StoreError, match="has format 2, but this version reads only 1"):
+    (path / checkpoint.MANIFEST).write_text(json.dumps(manifest | {"format": 1}))
+    with pytest.raises(StoreError, match="has format 1, but this version reads only 2"):
         reopen(folder, Terms())
 
 

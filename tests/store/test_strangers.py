@@ -296,6 +296,9 @@ FORGED: dict[str, Callable[[Any], Any]] = {
     ),
     "a column that is too short": with_order(lambda order: order.update(choice=NONE)),
     "a column that is a number": with_order(lambda order: order["width"].update(shape=[])),
+    "slices that are not there": with_order(
+        lambda order: order["slice_index"].update(values=[9] * len(order["slice_index"]["values"]))
+    ),
     "a phase without its points": with_phase("changes", {**NONE, "shape": [4], "values": [3] * 4}),
     "a phase of text": with_phase("seconds", {"list": ["x"]}),
     "a round of another kind": with_field("snapshot.round_index", "three"),

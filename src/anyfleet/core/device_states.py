@@ -126,6 +126,9 @@ class SavedStates:
         """Return whether devices can go on with these states, which may come from a file."""
         whole = {**task.params, **task.buffers}
         tables = [each for names in self.tables.values() for each in names.items()]
+        devices = self.held.device
+        if not ((devices >= 0) & (devices < task.devices)).all():
+            return False
         return self.last_sent_order.sound and all(
             base(name) in whole and table.fits(whole[base(name)]) for name, table in tables
         )

@@ -32,7 +32,7 @@ from anyfleet.store.serialisation import Document, decode, encode
 from anyfleet.tasks import Task
 from anyfleet.world import World
 
-FORMAT = 1
+FORMAT = 2
 KEPT = 2
 MANIFEST, STATE, TENSORS = "manifest.json", "state.json", "tensors.safetensors"
 # What a state refers to but does not hold: it is made again from the configuration.

@@ -458,7 +458,7 @@ def misfit(kind: type, held: Mapping[str, Any]) -> str:
 
 
 def _uneven(made: Arrays) -> str:
-    """Return which field of a struct of arrays has not one entry per row, or ""."""
+    """Return which field of a struct of arrays has not one sensible entry per row, or ""."""
     # What rows list together has an entry for each different one, not for each row.
     held = {e.name: getattr(made, e.name) for e in fields(made) if not e.metadata}
     arrays = {
@@ -469,7 +469,10 @@ def _uneven(made: Arrays) -> str:
     counts = {name: _entries(value) for name, value in arrays.items()}
     rows = next(iter(counts.values()), 0)
     wrong = [name for name, count in counts.items() if count != rows or count < 0]
-    return f"{type(made).__name__}.{wrong[0]} has not one entry per row" if wrong else ""
+    if wrong:
+        return f"{type(made).__name__}.{wrong[0]} has not one entry per row"
+    index = made.astray
+    return f"{type(made).__name__}.{index} counts past the end of its list" if index else ""
 
 
 def _entries(array: Any) -> int:

@@ -165,7 +165,10 @@ def measure(prospect: Prospect, seconds: float = SECONDS) -> Measurement:
 
 
 def _kept_or_measured(prospect: Prospect, seconds: float) -> Measurement:
-    """Return the measurement of a run; if it is too short for one, whatever the cache holds."""
+    """Return the measurement of a run, which is empty if the run is too short to be measured.
+
+    That depends on the run alone, and not on whether a longer one left a measurement in the cache.
+    """
     short = Measurement({}, "the run is short")
     if _SHARE * _expected(prospect, range(prospect.task.devices)) < _LEAST:
         return short
