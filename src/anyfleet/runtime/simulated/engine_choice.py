@@ -110,8 +110,7 @@ def choose(prospects: Iterable[Prospect], seconds: float = SECONDS) -> Choice:
     """Return the engine for runs that are compared: one for all, with which all are the fastest.
 
     Each may be measured for so many `seconds`, however many there are: what is kept of one is then
-    what a run of it alone would keep. One prospect is looked at after the other, so that their
-    tasks need not be in memory together.
+    what a run of it alone would keep.
     """
     measurements = []
     for prospect in prospects:
