@@ -63,12 +63,13 @@ def _values(result: RoundResult) -> Iterator[tuple[str, NDArray[Any]]]:
 
 def differences(one: Found, two: Found) -> list[str]:
     """Return in what two plays of a recipe differ."""
-    if one.keys() != two.keys():
-        return [f"only one has: {name}" for name in sorted(one.keys() ^ two.keys())]
-    inexact = {name for name in one if name.split()[1] in TREES}
-    told = [
+    both = one.keys() & two.keys()
+    alone = sorted({" ".join(name.split()[1:]) for name in one.keys() ^ two.keys()})
+    inexact = {name for name in both if name.split()[1] in TREES}
+    told = [f"only one has {name}" for name in alone]
+    told += [
         name
-        for name in one
+        for name in sorted(both)
         if name not in inexact and not _equal(one[name], two[name], name.split()[-1] in MEASURED)
     ]
     for which in sorted({" ".join(name.split()[:2]) for name in inexact}):
