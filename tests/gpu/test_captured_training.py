@@ -14,7 +14,7 @@ from anyfleet.core.local_training import train
 from anyfleet.core.slots import Minibatch, Norm, TrainingContext, TrainingResult, TrainingState
 from anyfleet.errors import AnyfleetWarning
 from anyfleet.parts.norm import BatchStatistics, Tracked
-from anyfleet.parts.train import AdamW, Decaying, Gradient, Progressive, Sgd
+from anyfleet.parts.train import AdamW, Decaying, Fjord, Gradient, Progressive, Rush, Sgd, Slim
 from anyfleet.runtime.simulated.captured_training import CapturedTraining, Precision, arithmetic
 from anyfleet.tasks import Data, Split, Task
 from tests.helpers import small
@@ -29,13 +29,19 @@ TRAINERS = {
     "momentum": replace(PLAIN, optimiser=Sgd(momentum=0.9), proximal=0.1, clip=1.0, epochs=2),
     "adamw": replace(PLAIN, optimiser=AdamW(), masked=True, label_rows=True),
     "progressive": Progressive(PLAIN),
+    "masked": Progressive(replace(PLAIN, optimiser=Sgd(momentum=0.9)), momentum_rule="masked"),
+    "rush": Rush(PLAIN),
+    "slim": Slim(PLAIN),
+    "fjord": Fjord(PLAIN, samples=2),
 }
 NORMS: dict[str, Norm] = {"batch": BatchStatistics(), "tracked": Tracked()}
 
 
-def eager(trainer: Any, given: Stack, precision: Precision = "float32") -> TrainingResult:
+def eager(
+    trainer: Any, given: Stack, precision: Precision = "float32", cohort_key: int = 3
+) -> TrainingResult:
     with arithmetic(precision, DEVICE):
-        return train(trainer, *given, lift=vmap, cohort_key=3)
+        return train(trainer, *given, lift=vmap, cohort_key=cohort_key)
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
@@ -47,8 +53,12 @@ def test_a_graph_is_eager_training_bit_for_bit(name: str, norm: str, precision: 
     for round_index in range(3):
         devices = [(round_index + i) % 8 for i in range(5)]  # a size that is not padded
         given = stack(task, trainer, devices, norm=NORMS[norm], round_index=round_index)
-        plain = eager(trainer, given, precision)
-        assert same_bits(runner(trainer, *given, lift=vmap, cohort_key=3), plain)
+        plain = eager(trainer, given, precision, round_index)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", AnyfleetWarning)  # of what is not captured
+            found = runner(trainer, *given, lift=vmap, cohort_key=round_index)
+        assert same_bits(found, plain)
+    assert runner.captured
 
 
 def test_padding_changes_rounding_at_most_and_results_stay() -> None:

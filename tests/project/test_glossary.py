@@ -80,6 +80,7 @@ EXCEPTIONS: dict[str, str] = {
     "parts.codec.bitstream.Column.numbers": "holds the plain numbers of a column",
     "parts.codec.bitstream.SymbolFormat.numbers": "tells how plain numbers are packed",
     "parts.train.gradient.Gradient.step": "performs one local step, as an optimiser's step does",
+    "parts.train.nested.Nested.step": "performs one local step, as an optimiser's step does",
     "tasks.augment.InTurn.steps": "are the augmentations that are applied in turn",
     "tasks.dataset_files.Speech.client": "is the word of the data set's own file",
     "tasks.partition.by_owner.Domains.share": "is a share of the samples",

@@ -176,13 +176,15 @@ def train_with(
     alone = _counts(context, valid)
     for i, batch in enumerate(map(_Drawn._make, drawn)):
         # The guard holds the old state beside the new one: a device alone never needs it.
-        one = partial(
-            _stepped if i < bounds.shared_steps else _guarded, trainer, context, i, draws[i]
-        )
+        step = _stepped if i < bounds.shared_steps else _guarded
         rows, *drawn_with = batch.only(alone[i]) if alone else batch
         # Outside the map: samples of all devices are copied once, and only those of this step.
-        step = (lift_step or lift)(one)
-        state = step(state, _taken(x, rows), _taken(y, rows), *drawn_with, given)
+        samples, targets = _taken(x, rows), _taken(y, rows)
+        if context.task.augment:
+            samples = lift(partial(_augmented, context.task))(samples, drawn_with[-1])
+        for substep in trainer.substeps(context, draws[i]):
+            one = (lift_step or lift)(partial(step, trainer, context, i, substep))
+            state = one(state, samples, targets, *drawn_with, given)
     result: TrainingResult = lift(partial(_finished, trainer, context))(state)
     # Layers that are not trained run in training mode but keep their statistics (§1.3).
     layers = context.blueprint.layers
@@ -254,11 +256,16 @@ def _schedule(key: Tensor, valid: Tensor, batch: Tensor, bounds: Extent) -> _Dra
     return _Drawn(rows, real, rng.fold(rng.fold(key, "step"), step))
 
 
+def _augmented(task: Task, x: Tensor, key: Tensor) -> Tensor:
+    """Return the samples of a local step as its key varies them."""
+    return augmented(task, x, rng.fold(key, "augment"))
+
+
 def _stepped(
     trainer: Train,
     context: TrainingContext,
     i: int,
-    draw: Any,
+    substep: Any,
     state: TrainingState,
     x: Tensor,
     y: Tensor,
@@ -266,9 +273,8 @@ def _stepped(
     key: Tensor,
     hyperparameters: Mapping[str, Tensor],
 ) -> TrainingState:
-    """Return the state after one local step."""
-    x = augmented(context.task, x, rng.fold(key, "augment")) if context.task.augment else x
-    return trainer.step(context, state, Minibatch(x, y, valid, key, i), hyperparameters, draw)
+    """Return the state after a substep of a local step."""
+    return trainer.substep(context, state, Minibatch(x, y, valid, key, i), hyperparameters, substep)
 
 
 def _finished(trainer: Train, context: TrainingContext, state: TrainingState) -> TrainingResult:
@@ -287,7 +293,7 @@ def _guarded(
     trainer: Train,
     context: TrainingContext,
     i: int,
-    draw: Any,
+    substep: Any,
     state: TrainingState,
     x: Tensor,
     y: Tensor,
@@ -295,16 +301,21 @@ def _guarded(
     key: Tensor,
     hyperparameters: Mapping[str, Tensor],
 ) -> TrainingState:
-    """Return the state after one local step; unchanged if the device has already finished.
+    """Return the state after a substep; unchanged if the device has already finished.
 
-    Without branching on values, which a stack could not do.
+    Without branching on values, which a stack could not do. What only later substeps of the same
+    step need was not there before, and does not matter to a device that has finished.
     """
-    new = _stepped(trainer, context, i, draw, state, x, y, valid, key, hyperparameters)
+    new = _stepped(trainer, context, i, substep, state, x, y, valid, key, hyperparameters)
     working = i < hyperparameters["local_steps"]
-    kept: TrainingState = tree_map(
-        lambda a, b: a if a is b else torch.where(working, a, b), new, state
-    )
-    return kept
+
+    def chosen(after: Tensor, before: Tensor) -> Tensor:
+        return after if after is before else torch.where(working, after, before)
+
+    return {
+        name: tree_map(chosen, value, state[name]) if name in state else value
+        for name, value in new.items()
+    }
 
 
 class Samples(NamedTuple):

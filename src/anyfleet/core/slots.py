@@ -421,6 +421,29 @@ class Train(Slot):
         """
         return (None,) * local_steps
 
+    def substeps(self, context: TrainingContext, draw: Any) -> tuple[Any, ...]:
+        """Return what makes up a local step with this draw, in order; by default the draw alone.
+
+        A trainer whose draws seldom repeat divides its step into a few hashable kinds that do, so
+        that an accelerator can keep each of them ready. Each is given to `substep`.
+        """
+        return (draw,)
+
+    def substep(
+        self,
+        context: TrainingContext,
+        state: TrainingState,
+        batch: Minibatch,
+        hyperparameters: Mapping[str, Tensor],
+        substep: Any,
+    ) -> TrainingState:
+        """Return the state after one of the `substeps`; by default after a whole local step.
+
+        It may add entries to the state for those that follow; the last one of a step leaves them
+        out. Where there are several, none may depend on `Minibatch.step_index`.
+        """
+        return self.step(context, state, batch, hyperparameters, substep)
+
     def misfit(self, task: Task) -> str:
         """Return why this task cannot be trained like this and what to do, or ""."""
         return ""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from anyfleet import rng
@@ -27,16 +27,24 @@ from anyfleet.parts.norm import Tracked
 from anyfleet.parts.train import Decaying, Fjord, Gradient, Progressive, Rush, Sgd, Slim
 from anyfleet.parts.train.nested import (
     NESTED_WIDTHS,
+    NestedModel,
     divergence,
     narrower,
     nested_model,
-    new_coordinates,
+    rank,
+    ranks,
 )
 from anyfleet.tasks import Data, Split, Task
 from anyfleet.tasks.losses import squared_error
 from tests.helpers import linear, small
 
 PLAIN = Gradient(Decaying(0.5))
+
+
+def new_coordinates(part: NestedModel, before: float) -> dict[str, Tensor]:
+    """Return masks of the coordinates of a part that the part of width `before` does not have."""
+    frozen = rank(before, NESTED_WIDTHS)
+    return {name: each > frozen for name, each in ranks(part, NESTED_WIDTHS, "cpu").items()}
 
 
 def test_ratios_are_nineteen() -> None:
@@ -121,9 +129,7 @@ def test_1_7_new_columns_are_an_l_and_the_output_bias_is_new_only_once() -> None
     task = small.task(norm=True)
     where = linear.site(task, Progressive())
     half, most = nested_model(where, 0.5), nested_model(where, 0.75)
-    first, then = (
-        new_coordinates(part, before, "cpu") for part, before in ((half, 0), (most, 0.5))
-    )
+    first, then = new_coordinates(half, 0.0), new_coordinates(most, 0.5)
     assert all(bool(mask.all()) for mask in first.values())
     # Sixteen units behind 8 × 16 inputs: channel i owns sixteen neighbouring columns.
     expected = torch.ones(12, 96, dtype=torch.bool)
@@ -142,7 +148,7 @@ def test_new_columns_of_a_chain_are_a_partition_of_the_model() -> None:
     total = {name: torch.zeros(where.blueprint.shape(name)) for name in where.blueprint.params}
     for before, ratio in pairwise(chain):
         part = nested_model(where, ratio)
-        for name, mask in new_coordinates(part, before, "cpu").items():
+        for name, mask in new_coordinates(part, before).items():
             total[name] += part.paste(name, mask.float(), torch.zeros_like(total[name]))
     assert all(torch.equal(value, torch.ones_like(value)) for value in total.values())
 

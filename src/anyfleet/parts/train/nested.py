@@ -5,10 +5,10 @@ Each of these trainers makes narrower models inside the sub-model usable by them
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -59,6 +59,27 @@ class Nested(Train):
 
     def hyperparameters(self, round_index: int, samples: Ints) -> Hyperparameters:
         return self.base.hyperparameters(round_index, samples)
+
+    @final
+    def step(
+        self,
+        context: TrainingContext,
+        state: TrainingState,
+        batch: Minibatch,
+        hyperparameters: Mapping[str, Tensor],
+        draw: Any,
+    ) -> TrainingState:
+        for substep in self.substeps(context, draw):
+            state = self.substep(context, state, batch, hyperparameters, substep)
+        return state
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "step" in vars(cls):
+            raise TypeError(
+                f"{cls.__name__} overrides `step`, which training with nested models does not "
+                "call; override `substeps` and `substep`, of which a step is made."
+            )
 
     def start(self, context: TrainingContext, start: TrainingStart) -> TrainingState:
         if problem := self.misfit(context.task):
@@ -171,23 +192,33 @@ def part_gradients(
     return differentiated(objective, trained)[0]
 
 
-def new_coordinates(part: NestedModel, before: float, device: str) -> Params:
-    """Return masks of the coordinates of a part that the part of width `before` does not have."""
-    return _new_coordinates(part.context.blueprint, before, device)
+def rank(width: float, widths: Sequence[float]) -> int:
+    """Return how many of the widths are at most this one; 0 if none is."""
+    return sum(each <= width + SAME for each in widths)
+
+
+def ranks(part: NestedModel, widths: tuple[float, ...], device: str) -> Params:
+    """Return for every coordinate of a part the rank of the narrowest width that has it.
+
+    Those that only the part itself has, and none of the widths, rank last.
+    """
+    return _ranks(part.context.blueprint, widths, device)
 
 
 @lru_cache(maxsize=1024)
-def _new_coordinates(blueprint: Blueprint, before: float, device: str) -> Params:
+def _ranks(blueprint: Blueprint, widths: tuple[float, ...], device: str) -> Params:
     with plain_tensors():
-        masks = {
-            name: torch.ones(blueprint.shape(name), dtype=torch.bool, device=device)
+        found = {
+            name: torch.full(
+                blueprint.shape(name), len(widths) + 1, dtype=torch.int16, device=device
+            )
             for name in blueprint.params
         }
-        if before:
-            old = blueprint.prefix(before)
-            for name, mask in masks.items():
-                mask[place(name, old, blueprint, device)] = False
-    return masks
+        for width in sorted(widths, reverse=True):
+            narrow = blueprint.prefix(width)
+            for name, each in found.items():
+                each[place(name, narrow, blueprint, device)] = rank(width, widths)
+    return found
 
 
 def expected(works: Iterable[Work], draws: float) -> Work:

@@ -40,13 +40,16 @@ from anyfleet.parts.train.nested import (
     expected,
     narrower,
     nested_model,
-    new_coordinates,
     output_loss,
     part_gradients,
+    rank,
+    ranks,
 )
 from anyfleet.parts.train.optimisers import Optimiser
 
 MomentumRule = Literal["final", "masked", "literal"]
+
+Substep = float | Literal["teacher", "whole"]  # a number is the width of a part
 
 _WRITTEN = 2  # a copy of the model with the new coordinates in it: read, write
 
@@ -137,52 +140,71 @@ class _Stepwise(Nested):
         plain = self.base.optimiser.plain() if self.momentum_rule == "final" else None
         return (plain or self.base.optimiser).copies
 
-    def step(
+    def substeps(self, context: TrainingContext, draw: Any) -> tuple[Substep, ...]:
+        if not self.samples:
+            return ("whole",)
+        taught: tuple[Substep, ...] = ("teacher",) if self.distils else ()
+        return *taught, *self.visited(context.width, draw), "whole"
+
+    def substep(
         self,
         context: TrainingContext,
         state: TrainingState,
         batch: Minibatch,
         hyperparameters: Mapping[str, Tensor],
-        draw: Any,
+        substep: Substep,
     ) -> TrainingState:
-        if not self.samples:
-            return self.base.step(context, state, batch, hyperparameters, draw)
-        output = self._teacher(context, state, batch)
-        now, before = state, 0.0
-        for width in self.visited(context.width, draw):
-            teacher = output if self.teaches(width < context.width) else None
-            loss = output_loss(context, batch, labels=True, teacher=teacher)
-            moved = self._moved(nested_model(context, width), before, now, batch, loss)
-            now = _RULES[self.momentum_rule](self.base.optimiser, moved, now, hyperparameters["lr"])
-            del moved
-            before = width if self.freezes else 0.0
-        new = self.base.step(context, now, batch, hyperparameters, draw)
-        if output is None:
+        if substep == "teacher":
+            taught = {**state, "teacher": self._teacher(context, state, batch)}
+            return self._frozen(taught, 0.0, batch)
+        if substep == "whole":
+            return self._whole(context, state, batch, hyperparameters)
+        teacher = state["teacher"] if self.teaches(substep < context.width) else None
+        loss = output_loss(context, batch, labels=True, teacher=teacher)
+        moved = self._moved(nested_model(context, substep), state, batch, loss)
+        new = _RULES[self.momentum_rule](self.base.optimiser, moved, state, hyperparameters["lr"])
+        return self._frozen(new, substep, batch)
+
+    def _frozen(self, state: TrainingState, width: float, batch: Minibatch) -> TrainingState:
+        """Return the state with the width whose coordinates later parts leave alone, as a rank."""
+        if not self.freezes:
+            return state
+        number = rank(width, self.nested_widths)
+        like: dict[str, Any] = {"dtype": torch.int16, "device": batch.valid.device}
+        return {**state, "frozen": torch.full((), number, **like)}
+
+    def _whole(
+        self,
+        context: TrainingContext,
+        state: TrainingState,
+        batch: Minibatch,
+        hyperparameters: Mapping[str, Tensor],
+    ) -> TrainingState:
+        """Return the state after the step of the whole sub-model, which ends a minibatch."""
+        own = {name: value for name, value in state.items() if name not in ("teacher", "frozen")}
+        new = self.base.step(context, own, batch, hyperparameters, None)
+        if "teacher" not in state:
             return new
-        before_step = averaged(losses(context.task, output, batch.y), batch.valid)
+        before_step = averaged(losses(context.task, state["teacher"], batch.y), batch.valid)
         count = batch.valid.sum().to(before_step.dtype)
         return {**new, "loss": state["loss"] + before_step * count}
 
-    def _teacher(
-        self, context: TrainingContext, state: TrainingState, batch: Minibatch
-    ) -> Tensor | None:
-        """Return the output of the whole sub-model before the minibatch; None without a teacher."""
-        if not self.distils:
-            return None
+    def _teacher(self, context: TrainingContext, state: TrainingState, batch: Minibatch) -> Tensor:
+        """Return the output of the whole sub-model before the minibatch."""
         output, _ = self.base.output(context, state["params"], state, batch)
         return output
 
     def _moved(
         self,
         part: NestedModel,
-        before: float,
         state: TrainingState,
         batch: Minibatch,
         loss: OutputLoss,
     ) -> "MovedCoordinates":
-        """Return the coordinates of a part that the part of width `before` does not have."""
+        """Return the coordinates of a part that are not frozen, and their gradients."""
         small = part.state(state)
-        mask = new_coordinates(part, before, str(batch.valid.device))
+        numbers = ranks(part, self.nested_widths, str(batch.valid.device))
+        mask = {name: number > state.get("frozen", 0) for name, number in numbers.items()}
         found = part_gradients(self.base, part, small, batch, loss)
         found = self.base.pulled(found, small["params"], small["start"])
         found = {name: torch.where(mask[name], value, 0.0) for name, value in found.items()}

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
@@ -27,6 +27,9 @@ from anyfleet.parts.train.nested import (
     output_loss,
     part_gradients,
 )
+
+# None: plain training; a number: the width of a part whose gradient is added.
+Substep = float | Literal["whole", "descend"] | None
 
 _ADDED = 5  # a part's gradients to the sum: read both, write; and a copy of the sum: read, write
 
@@ -71,24 +74,37 @@ class _Summed(Nested):
         passes = [passes_work(part, processed, local_steps) for part in parts]
         return whole + expected(passes, self.samples) + added
 
-    def step(
+    def substeps(self, context: TrainingContext, draw: Any) -> tuple[Substep, ...]:
+        if not self.samples:
+            return (None,)
+        return "whole", *self.drawn(context.width, draw), "descend"
+
+    def substep(
         self,
         context: TrainingContext,
         state: TrainingState,
         batch: Minibatch,
         hyperparameters: Mapping[str, Tensor],
-        draw: Any,
+        substep: Substep,
     ) -> TrainingState:
-        if not self.samples:
-            return self.base.step(context, state, batch, hyperparameters, draw)
-        total, loss, (buffers, output) = _whole(self.base, context, state, batch)
-        objective = output_loss(context, batch, labels=self.labelled, teacher=output)
-        for width in self.drawn(context.width, draw):
-            part = nested_model(context, width)
-            gradients = part_gradients(self.base, part, part.state(state), batch, objective)
-            total = _added(total, gradients, part)
-        found = MinibatchGradient(total, loss, buffers)
-        return self.base.descend(context, state, found, batch, hyperparameters)
+        if substep is None:
+            return self.base.step(context, state, batch, hyperparameters, None)
+        if substep == "whole":
+            total, loss, (buffers, output) = _whole(self.base, context, state, batch)
+            return {
+                **state,
+                "found": {"gradients": total, "loss": loss, "buffers": buffers, "teacher": output},
+            }
+        found = state["found"]
+        if substep == "descend":
+            own = {name: value for name, value in state.items() if name != "found"}
+            gradient = MinibatchGradient(found["gradients"], found["loss"], found["buffers"])
+            return self.base.descend(context, own, gradient, batch, hyperparameters)
+        objective = output_loss(context, batch, labels=self.labelled, teacher=found["teacher"])
+        part = nested_model(context, substep)
+        gradients = part_gradients(self.base, part, part.state(state), batch, objective)
+        total = _added(found["gradients"], gradients, part)
+        return {**state, "found": {**found, "gradients": total}}
 
 
 @dataclass(frozen=True)

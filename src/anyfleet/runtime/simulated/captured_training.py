@@ -2,25 +2,36 @@
 
 A graph holds all local steps of a stack, so that the host launches one thing where it launched
 thousands. What a graph reads at fixed places is copied there before each replay; the samples are
-read where they lie. The results of a graph are those of `local_training.train` bit for bit.
+read where they lie. Where a cohort draws what is calculated no two rounds are one graph: there each
+substep is a graph of its own, and a round replays those that it drew. The results of a graph are
+those of `local_training.train` bit for bit.
 """
 
 import gc
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import (
+    TreeSpec,
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
 
-from anyfleet.core.local_training import Extent, Inputs, Lift, train, train_with
+from anyfleet.core.local_training import Extent, Inputs, Lift, train_with
 from anyfleet.core.padding import unpaddable
 from anyfleet.core.slots import Train, TrainingContext, TrainingResult
 from anyfleet.errors import AnyfleetWarning
@@ -82,13 +93,13 @@ class CapturedTraining:
     ) -> None:
         self.precision, self.compile, self.share = precision, compile, share
         self.seconds = 0.0  # spent on capturing and compiling
-        self._graphs: dict[Hashable, _Graph] = {}
+        self._graphs: dict[Hashable, _Graph | _Substeps] = {}
         self._refused: dict[Hashable, str] = {}
 
     @property
     def captured(self) -> int:
         """The number of graphs that are kept."""
-        return len(self._graphs)
+        return sum(each.count for each in self._graphs.values())
 
     def __call__(
         self,
@@ -101,54 +112,50 @@ class CapturedTraining:
         cohort_key: int,
     ) -> TrainingResult:
         """Return the result of training one device, or a stack."""
-        device = inputs.key.device
-        with arithmetic(self.precision, device):
-            graph = self._graph(trainer, context, inputs, bounds, lift)
-            if graph is None:
-                return train(trainer, context, inputs, bounds, lift=lift, cohort_key=cohort_key)
-            return graph.replay(inputs)
+        key = torch.tensor(cohort_key)
+        draws = trainer.shared_draws(bounds.local_steps, key)
+        with arithmetic(self.precision, inputs.key.device):
+            given = _Given(draws, trainer, context, inputs, bounds, lift)
+            graph = self._graph(given)
+            return given.train() if graph is None else graph.replay(given)
 
-    def _graph(
-        self,
-        trainer: Train,
-        context: TrainingContext,
-        inputs: Inputs,
-        bounds: Extent,
-        lift: Lift,
-    ) -> "_Graph | None":
+    def _graph(self, given: "_Given") -> "_Graph | _Substeps | None":
         """Return the graph of a training, captured now if need be; None if there is none."""
+        trainer, context, inputs = given.trainer, given.context, given.inputs
         if inputs.key.device.type != "cuda" or unpaddable(context.task):
             return None
         kind = type(trainer), context.task
-        draws = trainer.shared_draws(bounds.local_steps, torch.tensor(0))
-        if any(draw is not None for draw in draws):
-            drawn = "what a cohort draws decides what is calculated, so no two rounds are one graph"
-            self._refuse(kind, trainer, drawn)
+        drawn = any(draw is not None for draw in given.draws)
+        if drawn and type(trainer).substeps is Train.substeps:
+            why = "what a cohort draws decides what is calculated, so no two rounds are one graph"
+            self.refuse(kind, trainer, why)
             return None
         # Field by field: a context is made anew in every round.
         site = context.blueprint, context.trained, context.norm, context.task, context.width
-        key = trainer, site, bounds, _layout(inputs)
+        # The substeps of a long training are those of a short one.
+        extent = given.bounds.batch_size if drawn else given.bounds
+        key = trainer, site, extent, _layout(inputs)
         try:
             graph = self._graphs.pop(key, None)
         except TypeError as error:
-            self._refuse(kind, trainer, f"it cannot be told from others: {error}")
+            self.refuse(kind, trainer, f"it cannot be told from others: {error}")
             return None
         if graph is not None:
             self._graphs[key] = graph  # the most recent is the last
+            self._make_room(inputs.key.device)
             return graph
         if kind in self._refused:
             return None
+        if drawn:
+            self._graphs[key] = _Substeps(self, kind, given)
+            return self._graphs[key]
         began = time.perf_counter()
-        own = _static(inputs)
-        steps = _CompiledSteps(self._warn) if self.compile and lift is vmap else None
-
-        def run() -> TrainingResult:
-            return train_with(draws, trainer, context, own, bounds, lift=lift, lift_step=steps)
-
-        found = _capture(run, own, steps)
+        own = given._replace(inputs=_static(inputs))
+        steps = _CompiledSteps(self._warn) if self.compile and given.lift is vmap else None
+        found = _capture(partial(own.train, steps), own.inputs, steps)
         self.seconds += time.perf_counter() - began
         if isinstance(found, str):
-            self._refuse(kind, trainer, found)
+            self.refuse(kind, trainer, found)
             return None
         self._graphs[key] = found
         self._make_room(inputs.key.device)
@@ -161,7 +168,7 @@ class CapturedTraining:
             oldest = self._graphs.pop(next(iter(self._graphs)))
             oldest.done.synchronize()
 
-    def _refuse(self, kind: Hashable, trainer: Train, why: str) -> None:
+    def refuse(self, kind: Hashable, trainer: Train, why: str) -> None:
         """Keep why trainings of a kind are not captured, and say so, once."""
         if kind in self._refused:
             return
@@ -170,6 +177,29 @@ class CapturedTraining:
 
     def _warn(self, text: str) -> None:
         warnings.warn(f"{text}.", AnyfleetWarning, stacklevel=2)
+
+
+class _Given(NamedTuple):
+    """A training, with what the cohort has drawn for it."""
+
+    draws: Sequence[Any]
+    trainer: Train
+    context: TrainingContext
+    inputs: Inputs
+    bounds: Extent
+    lift: Lift
+
+    def train(self, lift_step: Lift | None = None) -> TrainingResult:
+        """Return its result."""
+        return train_with(
+            self.draws,
+            self.trainer,
+            self.context,
+            self.inputs,
+            self.bounds,
+            lift=self.lift,
+            lift_step=lift_step,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,9 +215,11 @@ class _Graph:
     read: tuple[object, ...]  # what holds the other memory that it reads: a graph knows addresses
     views: dict[int | None, tuple[list[Tensor], list[Tensor]]] = field(default_factory=dict)
     done: torch.cuda.Event = field(default_factory=torch.cuda.Event)  # it may be used again
+    count: ClassVar[int] = 1  # of graphs
 
-    def replay(self, inputs: Inputs) -> TrainingResult:
+    def replay(self, given: _Given) -> TrainingResult:
         """Return the result for new inputs of the same layout, on the current stream."""
+        inputs = given.inputs
         stream = torch.cuda.current_stream(inputs.key.device)
         stream.wait_event(self.done)
         count = len(inputs.key) if inputs.key.ndim else None
@@ -212,6 +244,144 @@ class _Graph:
             results = [value if count is None else value[:count] for value in self.results]
             self.views[count] = places, results
         return self.views[count]
+
+
+class _Substeps:
+    """The substeps of a training, each captured when it is first drawn.
+
+    The state of the training stays at fixed places, where each graph reads it and leaves it. So
+    graphs can follow each other in any order, and share the memory that they compute in.
+    """
+
+    def __init__(self, owner: CapturedTraining, kind: Hashable, like: _Given) -> None:
+        self._owner, self._kind = owner, kind
+        self._trainer, self._lift = like.trainer, like.lift
+        self._graphs: dict[Hashable, _Substep] = {}
+        self._places: dict[str, Tensor] = {}  # by where a tensor is among arguments and results
+        self._index = torch.zeros((), dtype=torch.int64, device=like.inputs.key.device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._failed = False
+        self.held = 0
+        self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    @property
+    def count(self) -> int:
+        """The number of graphs."""
+        return len(self._graphs)
+
+    def replay(self, given: _Given) -> TrainingResult:
+        """Return the result of a training with inputs of the same layout, on the current stream."""
+        inputs = given.inputs
+        stream = torch.cuda.current_stream(inputs.key.device)
+        stream.wait_event(self.done)
+        result = given._replace(inputs=_static(inputs)).train(self._mapped)
+        # A copy, as the next training writes over it; without padding.
+        count = len(inputs.key) if inputs.key.ndim else None
+        leaves, shape = tree_flatten(result)
+        results = leaves if count is None else [value[:count] for value in leaves]
+        own = [torch.empty_like(value) for value in results]
+        torch._foreach_copy_(own, results)
+        self.done.record(stream)
+        copied: TrainingResult = tree_unflatten(own, shape)
+        return copied
+
+    def _mapped(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a substep of all devices."""
+
+        def run(*given: Any) -> Any:
+            func: Callable[..., Any] = step.func  # type: ignore[attr-defined]
+            trainer, context, index, substep = step.args  # type: ignore[attr-defined]
+            key = func, substep, tuple(given[0])
+            if key not in self._graphs and not self._failed:
+                own = partial(func, trainer, context, self._index, substep)
+                self._add(key, self._lift(own), given)
+            if key not in self._graphs:
+                return self._lift(step)(*given)
+            self._index.fill_(index)
+            return self._graphs[key].replay(given)
+
+        return run
+
+    def _add(self, key: Hashable, step: Callable[..., Any], given: tuple[Any, ...]) -> None:
+        """Add the graph of a substep; remember that it failed if it does."""
+        began = time.perf_counter()
+        leaves, shape = tree_flatten(given)
+        places = [self._place(path, leaf) for path, leaf in _paths(given)]
+
+        def prepare() -> None:
+            # Not at the places: there the state waits for the graph.
+            state = step(*tree_unflatten([leaf.clone() for leaf in leaves], shape))
+            # Places are no graph's own memory, which others compute in.
+            for path, leaf in _paths((state,)):
+                self._place(path, leaf)
+
+        def run() -> Any:
+            return self._settled(step(*tree_unflatten(places, shape)))
+
+        found = _captured(prepare, run, leaves[0].device, self._pool)
+        self._owner.seconds += time.perf_counter() - began
+        if isinstance(found, str):
+            self._failed = True
+            self._owner.refuse(self._kind, self._trainer, found)
+            return
+        graph, state, held, read = found
+        self.held += held
+        self._graphs[key] = _Substep(graph, places, shape, state, read)
+
+    def _settled(self, state: Any) -> Any:
+        """Return the state at its places, where it is copied."""
+        pairs = [(self._place(path, leaf), leaf) for path, leaf in _paths((state,))]
+        taken = {_memory(place) for place in self._places.values()}
+        moved = [(place, leaf) for place, leaf in pairs if not _same(place, leaf)]
+        # What lies at the place of another tensor is copied before anything is written there.
+        values = [leaf.clone() if _memory(leaf) in taken else leaf for _, leaf in moved]
+        if moved:
+            torch._foreach_copy_([place for place, _ in moved], values)
+        _, shape = tree_flatten(state)
+        return tree_unflatten([place for place, _ in pairs], shape)
+
+    def _place(self, path: str, like: Tensor) -> Tensor:
+        """Return the place of a tensor, made if need be."""
+        if path not in self._places:
+            self._places[path] = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+            self.held += self._places[path].nbytes
+        return self._places[path]
+
+
+class _Substep(NamedTuple):
+    """A captured substep: what it runs, where it reads, and the state that it leaves."""
+
+    graph: torch.cuda.CUDAGraph
+    places: list[Tensor]
+    shape: TreeSpec  # how the arguments were flattened
+    state: Any
+    read: tuple[object, ...]  # what holds the other memory that it reads
+
+    def replay(self, given: tuple[Any, ...]) -> Any:
+        """Return the state after the substep."""
+        leaves, shape = tree_flatten(given)
+        if shape != self.shape:  # the same names in another order
+            by_path = dict(_paths(given))
+            ordered = tree_unflatten(self.places, self.shape)
+            leaves = [by_path[path] for path, _ in _paths(ordered)]
+        pairs = zip(self.places, leaves, strict=True)
+        moved = [(place, leaf) for place, leaf in pairs if place is not leaf]
+        if moved:
+            torch._foreach_copy_([place for place, _ in moved], [leaf for _, leaf in moved])
+        self.graph.replay()
+        return self.state
+
+
+def _paths(tree: Any) -> list[tuple[str, Tensor]]:
+    """Return the tensors of a tree with where they are in it, in the order of `tree_leaves`."""
+    found, _ = tree_flatten_with_path(tree)
+    return [(keystr(path), leaf) for path, leaf in found]
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are the same memory, read in the same way."""
+    same = one.data_ptr() == other.data_ptr() and one.shape == other.shape
+    return same and one.stride() == other.stride()
 
 
 class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -257,13 +427,46 @@ def _capture(
 
     Compiled steps hold the constants that they read.
     """
+    found = _captured(run, run, inputs.key.device, reads=steps is None)
+    if isinstance(found, str):
+        return found
+    graph, result, held, read = found
+    count = len(inputs.key) if inputs.key.ndim else None
+    leaves = _leaves(inputs)
+    shared = [_shared(leaf, count) for leaf in leaves]
+    places = [leaf[0] if alike else leaf for leaf, alike in zip(leaves, shared, strict=True)]
+    results, shape = tree_flatten(result)
+    return _Graph(graph, places, shared, results, shape, held, (*read, steps))
+
+
+class _Captured(NamedTuple):
+    """A graph, what its function returned, the bytes it holds, and what else it reads."""
+
+    graph: torch.cuda.CUDAGraph
+    result: Any
+    held: int
+    read: tuple[object, ...]
+
+
+def _captured(
+    prepare: Callable[[], object],
+    run: Callable[[], object],
+    device: torch.device,
+    pool: Any = None,
+    *,
+    reads: bool = True,
+) -> "_Captured | str":
+    """Return the graph of a function, or why there is none.
+
+    `prepare` is run before it, uncaptured: it fills caches, and lets libraries and compilers
+    prepare; what it raises is raised.
+    """
     from torch._C import _cuda_clearCublasWorkspaces as clear_workspaces
 
-    device = inputs.key.device
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        run()  # fills caches, and lets libraries and compilers prepare
+        prepare()
     torch.cuda.current_stream(device).wait_stream(stream)
     torch.cuda.synchronize(device)
     # The workspace of a product must be the graph's own: two graphs may run side by side.
@@ -271,13 +474,12 @@ def _capture(
     # What is free goes now, and not while it is measured what the graph takes.
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved(device)
-    graph = torch.cuda.CUDAGraph()
-    reads = Reads()
+    graph, mode = torch.cuda.CUDAGraph(), Reads()
     try:
         with (
             _without_collection(),
-            torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
-            reads if steps is None else nullcontext(),
+            torch.cuda.graph(graph, pool, stream=stream, capture_error_mode="thread_local"),
+            mode if reads else nullcontext(),
         ):
             result = run()
     except RuntimeError as error:
@@ -286,14 +488,8 @@ def _capture(
         return str(error.__context__ or error).partition("\n")[0].rstrip(".")
     finally:
         clear_workspaces()
-    count = len(inputs.key) if inputs.key.ndim else None
-    leaves = _leaves(inputs)
-    shared = [_shared(leaf, count) for leaf in leaves]
-    places = [leaf[0] if alike else leaf for leaf, alike in zip(leaves, shared, strict=True)]
-    results, shape = tree_flatten(result)
     held = torch.cuda.memory_reserved(device) - before
-    read = (*reads.tensors.values(), steps)
-    return _Graph(graph, places, shared, results, shape, held, read)
+    return _Captured(graph, result, held, tuple(mode.tensors.values()))
 
 
 class _CompiledSteps:
