@@ -9,6 +9,7 @@ puts on the page of performance.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     import pytest
 
+    # Compiling in processes of its own, torch would keep those of pytest from ending.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     # What fails is told briefly; on a machine of few minutes all the others shall run too.
     return int(pytest.main([str(ROOT / "tests" / "gpu"), "-q", "-p", "no:cacheprovider", *rest]))
 

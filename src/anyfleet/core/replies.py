@@ -108,15 +108,18 @@ class IncomingReplies:
             stack, tree = replies.stacks[number], sent[number]
             own = dict(names[int(orders.slice_index[rows[0]])])
             if tree != "delta" or own:
-                stack = stack.take(replies.place[rows])
-                place[rows] = np.arange(len(rows))
+                stack = replace(stack, trees={tree: stack.trees[tree]}, symbols=None)
+                size = len(next(iter(stack.trees[tree].values())))
+                if not np.array_equal(place[rows], np.arange(size)):
+                    stack = stack.take(place[rows])
+                    place[rows] = np.arange(len(rows))
                 values = stack.trees[tree]
                 if tree != "delta":
                     mine = {name: current[own.get(name, name)] for name in values}
                     old = _cuts(mine, replied.slices, replied.slice_index[rows], blueprint)
                     values = {name: value - old[name] for name, value in values.items()}
                 delta = {own.get(name, name): value for name, value in values.items()}
-                stack = replace(stack, trees={"delta": delta}, symbols=None)
+                stack = replace(stack, trees={"delta": delta})
             index[rows] = len(stacks)
             stacks.append(stack)
         return replace(replies, stack_index=index, place=place, stacks=tuple(stacks))

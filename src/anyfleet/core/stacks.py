@@ -358,4 +358,5 @@ def _at(tree: Params, place: int) -> dict[str, Tensor]:
 
 def picked(tree: Params, index: Tensor) -> dict[str, Tensor]:
     """Return the rows of stacks with these numbers."""
-    return {name: value.index_select(0, index.to(value.device)) for name, value in tree.items()}
+    there = {device: index.to(device) for device in {value.device for value in tree.values()}}
+    return {name: value.index_select(0, there[value.device]) for name, value in tree.items()}
