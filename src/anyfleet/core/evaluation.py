@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -256,8 +256,13 @@ def _stay_apart(model: TestedModel) -> bool:
     blueprint = model.blueprint
     by_batch = model.mode.statistics == "batch"
     normalised = any(by_batch or site.mean is None for site in blueprint.norms)
+    return not normalised and not _drawn_or_mixed(blueprint)
+
+
+def _drawn_or_mixed(blueprint: Blueprint) -> bool:
+    """Return whether a model draws in a test, or samples meet elsewhere than in statistics."""
     drawn = any(node.always for node in blueprint.evaluated.nodes)
-    return not normalised and not drawn and not mixed_rows(blueprint, evaluating=True)
+    return drawn or bool(mixed_rows(blueprint, evaluating=True))
 
 
 _Result = TypeVar("_Result")
@@ -279,6 +284,119 @@ def _map(
     threads = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
     with threads as pool:
         return list(pool.map(plainly, rows))
+
+
+# --- many devices, each with its own model and data ----------------------------------------------
+
+
+class _Batch(NamedTuple):
+    """One batch of each of some devices, padded to the largest of them."""
+
+    devices: Tensor  # who have such a batch: places in the stack
+    x: Tensor  # [devices, samples, …]
+    y: Tensor  # of the samples that are not padding, one device after the other
+    valid: Tensor  # bool [devices, samples]
+    places: Tensor  # of `y` among all samples of `x`
+
+
+def stackable(task: Task, blueprint: Blueprint) -> bool:
+    """Return whether devices can be measured as one stack, whose batches are padded."""
+    return not unpaddable(task) and not _drawn_or_mixed(blueprint)
+
+
+@torch.no_grad()
+def measure_stack(
+    task: Task,
+    blueprint: Blueprint,
+    params: Params,
+    buffers: Params,
+    data: Sequence[Data],
+    mode: Mode,
+) -> dict[str, Floats]:
+    """Return what `measure` returns, for devices whose models are stacked: [devices].
+
+    Their batches are the same; losses differ in the last bits.
+    """
+    names = ("loss", *task.metrics)
+    where = data[0].x.device
+    totals = torch.zeros(len(names), len(data), dtype=torch.float64, device=where)
+    for batch in _padded_batches(data):
+        outputs, _ = _apply_stack(blueprint, params, buffers, batch, mode)
+        output = outputs.flatten(0, 1)[batch.places]
+        values = [losses(task, output, batch.y)]
+        values += [scores(task, name, output, batch.y) for name in task.metrics]
+        spread = totals.new_zeros(len(names), batch.valid.numel())
+        spread[:, batch.places] = torch.stack([each.double() for each in values])
+        totals[:, batch.devices] += spread.view(len(names), *batch.valid.shape).sum(-1)
+    counts = np.array([len(each) for each in data], dtype=np.float64)
+    counts[counts == 0] = np.nan
+    return dict(zip(names, totals.cpu().numpy() / counts, strict=True))
+
+
+@torch.no_grad()
+def calibrate_stack(
+    blueprint: Blueprint, params: Params, buffers: Params, data: Sequence[Data]
+) -> dict[str, Tensor]:
+    """Return what `calibrate` returns, for devices whose models are stacked: [devices, …].
+
+    A device without data keeps the statistics it has.
+    """
+    names = _statistics(blueprint)
+    totals = {name: torch.zeros_like(buffers[name]) for name in names}
+    if not names:
+        return {}
+    for batch in _padded_batches(data):
+        _, seen = _apply_stack(blueprint, params, buffers, batch, COLLECT)
+        for name in names:
+            totals[name][batch.devices] += seen[name]
+    counts = np.array([-(-len(each) // EVALUATION_BATCH) for each in data])
+    divisor = torch.from_numpy(np.maximum(counts, 1))
+    for device in np.flatnonzero(counts == 0).tolist():
+        for name in names:
+            totals[name][device] = buffers[name][device]
+    return {n: v / divisor.to(v).view(-1, *[1] * (v.ndim - 1)) for n, v in totals.items()}
+
+
+def _apply_stack(
+    blueprint: Blueprint, params: Params, buffers: Params, batch: _Batch, mode: Mode
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Run the models of the devices of a batch, and return outputs and buffers, stacked."""
+
+    def alone(
+        params: Params, buffers: Params, x: Tensor, valid: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        return apply(blueprint, params, buffers, x, mode, valid=valid)
+
+    def some(tree: Params) -> Params:
+        everyone = all(len(batch.devices) == len(value) for value in tree.values())
+        return tree if everyone else {n: value[batch.devices] for n, value in tree.items()}
+
+    found: tuple[Tensor, dict[str, Tensor]] = torch.func.vmap(alone)(
+        some(params), some(buffers), batch.x, batch.valid
+    )
+    return found
+
+
+def _padded_batches(data: Sequence[Data]) -> Iterator[_Batch]:
+    """Yield the first batch of every device, then the second of those that have one, and so on."""
+    stored = [_Store(each.x, each.y) for each in data]
+    owned = [_rows(len(each), EVALUATION_BATCH, each.x.device) for each in stored]
+    for number in range(max(map(len, owned), default=0)):
+        devices = [device for device, rows in enumerate(owned) if len(rows) > number]
+        rows = [owned[device][number] for device in devices]
+        where, most = rows[0].device, max(map(len, rows))
+        # Padding repeats a row of the device: zeros may be no valid sample.
+        padded = [torch.cat([each, each[:1].expand(most - len(each))]) for each in rows]
+        pairs = list(zip(devices, rows, padded, strict=True))
+        lengths = torch.tensor([len(each) for each in rows])
+        valid = torch.arange(most) < lengths[:, None]
+        yield _Batch(
+            torch.tensor(devices).to(where),
+            torch.stack([stored[device].x[whole] for device, _, whole in pairs]),
+            torch.cat([stored[device].y[some] for device, some, _ in pairs]),
+            valid.to(where),
+            valid.flatten().nonzero().squeeze(1).to(where),
+        )
 
 
 def server_loss(task: Task, params: Params, buffers: Params, norm: Norm, key: Tensor) -> float:
