@@ -144,6 +144,17 @@ def test_devices_measured_as_a_stack_are_as_one_by_one(norm: Norm, kind: Kind) -
     assert np.isnan(losses_[3]) == (kind == Kind.EVALUATE)
 
 
+def test_a_device_without_data_keeps_its_statistics() -> None:
+    task = uneven()
+    task = replace(task, train_rows=(*task.train_rows[:7], task.train_rows[7][:0]))
+    asked = replace(orders(replace(fedavg(), norm=Static()), task, [6, 7]), kind=Kind.EVALUATE)
+    together = carry_out(asked, DeviceStates(task), task).replies
+    alone = carry_out(asked, DeviceStates(task), task, stacks=[np.array([0]), np.array([1])])
+    for row in (0, 1):
+        expected = alone.replies.report_of(row)
+        assert together.report_of(row) == pytest.approx(expected, rel=1e-10)
+
+
 def test_engines_agree_on_what_devices_measure() -> None:
     task = small.task(dtype=torch.float64, equal=False)
     method = replace(fedavg(lr=0.1), norm=Static(), schedule=Surveyed(Synchronous()))

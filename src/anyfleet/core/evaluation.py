@@ -231,7 +231,7 @@ def batches(data: Data, size: int = EVALUATION_BATCH) -> Iterator[tuple[Tensor, 
         yield data.x[rows], data.y[rows]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _rows(count: int, size: int, where: torch.device) -> tuple[Tensor, ...]:
     """Return the rows of each batch of so many samples."""
     if not count:
