@@ -1,6 +1,7 @@
 """Experiments and the questions one asks of them afterwards."""
 
 import warnings
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch.utils.data import TensorDataset
 from anyfleet import config, methods, tasks
 from anyfleet.analysis.summaries import summarise
 from anyfleet.errors import AnyfleetWarning, BadCall, ConfigError, StoreError
-from anyfleet.experiment import Experiment, build, load, play, prepare
+from anyfleet.experiment import Experiment, RoundResult, build, due, load, play, prepare
 from anyfleet.names import HOMES, Factory
 from anyfleet.runtime import Limits, Sequential, Stacked, Threads, Workers
 from anyfleet.runtime.simulated.engines import Engine
@@ -37,6 +38,63 @@ def test_play_evaluates_when_due_and_at_the_end() -> None:
     for sooner, later in pairwise(points):
         assert later.time > sooner.time
         assert later.down > sooner.down
+
+
+def evaluated(results: Iterable[RoundResult]) -> list[int]:
+    """Return the rounds after which the model was evaluated."""
+    return [result.record.round_index for result in results if result.record.scores]
+
+
+def test_a_run_may_be_evaluated_by_simulated_seconds() -> None:
+    """After the first round that ends at or after each multiple, and after the last."""
+    results = list(play(replace(SMALL, rounds=9, evaluate_every=9)))
+    assert evaluated(results) == [0, 8]
+    ends = [result.record.time for result in results]
+    between = ends[2] / 2  # the rounds take nearly equally long
+    expected = [
+        index
+        for index, (begin, end) in enumerate(pairwise([0.0, *ends]))
+        if index in (0, 8) or any(begin < n * between <= end for n in range(1, 99))
+    ]
+    assert 2 < len(expected) < 9
+    assert evaluated(play(replace(SMALL, rounds=9, evaluate_every=f"{between!r} s"))) == expected
+    # A round that ends at a multiple is the one that is meant, and not the round after it.
+    at_an_end = f"{ends[4]!r} s"
+    assert evaluated(play(replace(SMALL, rounds=7, evaluate_every=at_an_end))) == [0, 4, 6]
+
+
+def test_a_resumed_run_is_evaluated_when_it_would_have_been() -> None:
+    first = next(play(SMALL)).record.time
+    experiment = replace(SMALL, rounds=8, evaluate_every=f"{2.5 * first!r}s")
+    whole = list(play(experiment))
+    assert 3 < len(evaluated(whole)) < 8
+    for stop in range(7):
+        rest = list(play(experiment, resume=whole[stop].state))
+        # As texts: NaN is no other NaN.
+        assert [str(r.record) for r in rest] == [str(r.record) for r in whole[stop + 1 :]]
+
+
+def test_by_default_a_long_run_is_evaluated_about_twenty_times() -> None:
+    (result,) = play(replace(SMALL, rounds=1))
+
+    def rounds_evaluated(rounds: int) -> list[int]:
+        experiment = replace(SMALL, rounds=rounds)
+        results = (replace(result.round, index=index) for index in range(rounds))
+        return [each.index for each in results if due(experiment, result.record, each)]
+
+    assert rounds_evaluated(20) == list(range(20))
+    assert rounds_evaluated(21) == list(range(0, 21, 2))
+    assert rounds_evaluated(200) == [*range(0, 200, 10), 199]
+
+
+def test_a_file_says_when_to_evaluate(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('evaluate_every = "60 s"\n[task]\nuse = "Embedded"\n[method]\nuse = "fedavg"\n')
+    assert load(file).evaluate_every == "60 s"
+    assert load(file, ["evaluate_every=3"]).evaluate_every == 3
+    for wrong in ("0", "1.5", "'60 m'"):
+        with pytest.raises(ConfigError, match="evaluate_every"):
+            load(file, [f"evaluate_every={wrong}"])
 
 
 def regressed() -> tasks.Task:
@@ -253,6 +311,10 @@ def test_a_file_is_refused_for_its_links_before_anything_is_built(tmp_path: Path
     [
         ("rounds", 0),
         ("evaluate_every", 0),
+        ("evaluate_every", "0 s"),
+        ("evaluate_every", "1e999 s"),
+        ("evaluate_every", "60"),
+        ("evaluate_every", "two minutes"),
         ("widths", ()),
         ("widths", (1.5,)),
         ("details", ("classes", "colours")),

@@ -4,6 +4,7 @@
 are made of, its `round` the model, the ledger and the replies.
 """
 
+import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,12 +17,21 @@ import torch
 from annotated_types import Ge
 
 from anyfleet import config
-from anyfleet.analysis.breakdown import Breakdown, Detail, Groups, complaints, named, take_apart
+from anyfleet.analysis.breakdown import (
+    Breakdown,
+    Detail,
+    Examinations,
+    Groups,
+    complaints,
+    examine_all,
+    named,
+    take_apart,
+)
 from anyfleet.analysis.diagnosis import plain_diagnostics
 from anyfleet.analysis.metric import main_metric
 from anyfleet.arguments import checked
 from anyfleet.core.delivery import unpadded
-from anyfleet.core.evaluation import score, to_test
+from anyfleet.core.evaluation import to_test_each
 from anyfleet.core.ledger import known
 from anyfleet.core.loop import Reply, Round, run
 from anyfleet.core.messages import Kind, SubModelSize
@@ -40,7 +50,7 @@ from anyfleet.methods.fedavg import Training
 from anyfleet.names import how_to_allow, lies_within
 from anyfleet.runtime import Limits, Simulated
 from anyfleet.runtime.simulated.engine_choice import Prospect, choose
-from anyfleet.runtime.simulated.engines import Engine
+from anyfleet.runtime.simulated.engines import Engine, cores
 from anyfleet.runtime.simulated.execution import (
     Auto,
     Execution,
@@ -54,6 +64,8 @@ from anyfleet.tracebacks import during, in_known_code, raised_inside, remedied
 from anyfleet.world import Fleet, World
 
 _BEFORE = "before the first round"
+_EVALUATIONS = 20  # of a run, about, where nobody says how many
+_SECONDS = re.compile(r"(\d+\.?\d*(?:[eE][+-]?\d+)?) *s")  # of simulated time
 # The bound stands in the type too: a file with other problems shall report this one as well.
 Counter = Annotated[int, Ge(1)]
 
@@ -70,10 +82,13 @@ class TaskSpec(Protocol):
 class Experiment:
     """Everything that a run depends on; a run file is this, written down.
 
-    The model is evaluated every `evaluate_every` rounds and after the last, at each of the
-    `widths`. `details` breaks the scores down at every evaluation: by class of the test set, or by
-    device and by group of the fleet, these on the devices' own test data. `limits` say which
-    messages are refused. All randomness comes from `seed`.
+    The model is evaluated after the first round and after the last, at each of the `widths`; in
+    between every `evaluate_every` rounds, or with a text such as "60 s" after the first round that
+    ends at or after each multiple of so many simulated seconds. "auto" is every round of a run of
+    at most 20 rounds; in a longer one it spreads about 20 evaluations over the run. `details`
+    breaks the scores down at every evaluation: by class of the test set, or by device and by group
+    of the fleet, these on the devices' own test data. `limits` say which messages are refused. All
+    randomness comes from `seed`.
 
     Engines and devices of torch differ in the last bits of a result. With "auto" they are chosen
     when the run begins: a GPU and stacks where there is one, else the engine that a short
@@ -92,7 +107,7 @@ class Experiment:
     device: str = "auto"  # of torch: auto, cpu, cuda, cuda:1 …
     limits: Limits = field(default_factory=Limits)  # what is refused of messages
     rounds: Counter = 20  # updates of the global model
-    evaluate_every: Counter = 1  # evaluate the first round, then every so many, and the last
+    evaluate_every: Counter | str = "auto"  # rounds, or simulated seconds: "60 s"
     widths: tuple[float, ...] = (1.0,)  # at which the model is evaluated, 0 to 1
     details: tuple[Detail, ...] = ()  # scores by class, device or group as well
     seed: int = 0  # of all randomness
@@ -100,9 +115,15 @@ class Experiment:
     def __post_init__(self) -> None:
         if wrong := misnamed(self.device):
             raise ValueError(wrong)
-        for name, value in (("rounds", self.rounds), ("evaluate_every", self.evaluate_every)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
+        if self.rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {self.rounds}.")
+        every = self.evaluate_every
+        known = every >= 1 if isinstance(every, int) else every == "auto" or _seconds(every) > 0
+        if not known:
+            raise ValueError(
+                "evaluate_every must be a number of rounds from 1 on, simulated seconds above 0 "
+                f'such as "60 s", or "auto"; got {every!r}.'
+            )
         if not self.widths or not all(0 < width <= 1 for width in self.widths):
             raise ValueError(f"widths must lie in (0, 1], got {self.widths}.")
         unknown = set(self.details) - set(get_args(Detail))
@@ -352,18 +373,19 @@ class Prepared:
             try:
                 done = next(rounds)
                 with during(round_index=done.index):
-                    last = done.index + 1 == experiment.rounds
-                    due = last or done.index % experiment.evaluate_every == 0
-                    scores, details = (
-                        _evaluated(experiment, task, done, groups) if due else ({}, ())
+                    # An accelerator computes the scores while the round is entered and saved.
+                    begun = (
+                        _begun(experiment, task, done) if due(experiment, record, done) else None
                     )
+                    entered, fleet = _advance(record, done), runtime.save()
+                    scores, details = _read(experiment, task, begun, groups) if begun else ({}, ())
             except Exception as error:
                 remedied(error, _RESUME if record.round_index >= 0 else _RESTART)
                 if resume is not None and record is resume.record and _unfit(error):
                     raise StoreError(f"{_UNFIT_STATE}: {error!r}. {_UNFIT_REMEDY}") from error
                 raise
-            record = replace(_advance(record, done), scores=scores, details=details)
-            yield RoundResult(record, done, runtime.save(), self.execution, task.blueprint.aliases)
+            record = replace(entered, scores=scores, details=details)
+            yield RoundResult(record, done, fleet, self.execution, task.blueprint.aliases)
 
 
 @checked
@@ -459,26 +481,53 @@ def _unfit(error: Exception) -> bool:
 _RESTART = "No round was finished before it: mend this, then play it again."
 
 
-def _evaluated(
-    experiment: Experiment, task: Task, done: Round, groups: Groups
+def due(experiment: Experiment, before: RoundRecord, done: Round) -> bool:
+    """Return whether the model is evaluated after a round; `before` is the record before it.
+
+    It follows from the two alone, so that a resumed run evaluates when it would have.
+    """
+    if done.index == 0 or done.index + 1 == experiment.rounds:
+        return True
+    every = experiment.evaluate_every
+    if every == "auto":
+        return done.index % -(-experiment.rounds // _EVALUATIONS) == 0
+    if isinstance(every, int):
+        return done.index % every == 0
+    seconds = _seconds(every)
+    return float(done.time) // seconds > before.time // seconds  # exact, other than a quotient
+
+
+def _seconds(text: str) -> float:
+    """Return the number in "60 s"; 0 if the text is no such thing."""
+    found = _SECONDS.fullmatch(text)
+    seconds = float(found[1]) if found else 0.0
+    return seconds if seconds < float("inf") else 0.0
+
+
+def _begun(experiment: Experiment, task: Task, done: Round) -> Examinations:
+    """Begin to measure the global model at every width."""
+    # Where torch has one thread, batches are shared out among the cores, with the same results.
+    workers = cores() if torch.get_num_threads() == 1 else 1
+    models = to_test_each(
+        task,
+        done.params,
+        done.buffers,
+        norm=experiment.method.norm,
+        slices=[done.sub_model(SubModelSize(width)) for width in experiment.widths],
+        workers=workers,
+    )
+    return examine_all(task, models, experiment.details, workers)
+
+
+def _read(
+    experiment: Experiment, task: Task, begun: Examinations, groups: Groups
 ) -> tuple[dict[str, float], tuple[Breakdown, ...]]:
     """Return the metrics of the global model at every width; plain names are the first width's."""
     scores: dict[str, float] = {}
-    details: list[Breakdown] = []
-    for width in experiment.widths:
-        model = to_test(
-            task,
-            done.params,
-            done.buffers,
-            norm=experiment.method.norm,
-            slice_=done.sub_model(SubModelSize(width)),
-        )
-        found = score(task, model)
+    for width, found in zip(experiment.widths, begun.common.means(), strict=True):
         scores |= {f"{name}@{width:g}": value for name, value in found.items()}
         scores = {**found, **scores}
-        if experiment.details:
-            details.append(take_apart(task, model, experiment.details, groups, width))
-    return scores, tuple(details)
+    return scores, take_apart(task, begun, experiment.details, groups, experiment.widths)
 
 
 def _advance(before: RoundRecord, done: Round) -> RoundRecord:

@@ -260,6 +260,6 @@ def test_the_config_of_a_folder_gives_the_same_experiment(
     assert (source.asked, source.allow) == (("mine",), ())
     assert source.load(Experiment) == experiment
     # Complete: also what had its default value.
-    assert source.data["evaluate_every"] == 1
+    assert source.data["evaluate_every"] == "auto"
     assert source.data["fleet"]["counting"] == "flops"
     assert source.data["fleet"]["groups"][0]["mortality"] == 0.0

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
 from anyfleet.arrays import Floats, Ints
-from anyfleet.core.evaluation import TestedModel, own_tests, sample_scores
+from anyfleet.core.evaluation import Examination, TestedModel, examine, own_tests
 from anyfleet.core.objectives import Task
 
 Detail = Literal["classes", "devices", "groups"]
@@ -90,25 +90,60 @@ def complaints(details: Collection[Detail], task: Task) -> list[str]:
     return found
 
 
+@dataclass(frozen=True, eq=False)
+class Examinations:
+    """What models do on test data, as far as an evaluation asks for it."""
+
+    common: Examination  # on the common test set
+    own: Examination | None  # on the devices' own test data
+
+
+def examine_all(
+    task: Task, models: Sequence[TestedModel], details: Collection[Detail], workers: int = 1
+) -> Examinations:
+    """Measure models on all test data that scores and `details` need; `examine` says how."""
+    keep = _METRIC if "classes" in details else ""
+    common = examine(task, models, task.test, keep=keep, workers=workers)
+    if not {"devices", "groups"} & set(details):
+        return Examinations(common, None)
+    data, _ = own_tests(task)
+    return Examinations(common, examine(task, models, data, keep=_METRIC, workers=workers))
+
+
 def take_apart(
-    task: Task, model: TestedModel, details: Collection[Detail], groups: Groups, width: float
-) -> Breakdown:
-    """Return the accuracy of a model by class, device or group, as asked for."""
-    classes: tuple[float, ...] = ()
-    devices: tuple[float, ...] = ()
-    by_group: dict[str, float] = {}
+    task: Task,
+    found: Examinations,
+    details: Collection[Detail],
+    groups: Groups,
+    widths: Sequence[float],
+) -> tuple[Breakdown, ...]:
+    """Return the accuracy at every width by class, device or group, as asked for."""
+    if not details:
+        return ()
+    breakdowns = [Breakdown(width) for width in widths]
     if "classes" in details:
-        hits = sample_scores(task, model, task.test, _METRIC)
-        classes = _means(hits, task.test.y.cpu().numpy(), task.classes)
-    if {"devices", "groups"} & set(details):
-        data, owners = own_tests(task)
-        hits = sample_scores(task, model, data, _METRIC)
-        if "devices" in details:
-            devices = _means(hits, owners, task.devices)
-        if "groups" in details:
-            shares = _means(hits, groups.of[owners], len(groups.names))
-            by_group = dict(zip(groups.names, shares, strict=True))
-    return Breakdown(width, classes, devices, by_group)
+        labels = task.test.y.cpu().numpy()
+        breakdowns = [
+            replace(each, classes=_means(hits, labels, task.classes))
+            for each, hits in zip(breakdowns, found.common.samples(), strict=True)
+        ]
+    if found.own is not None:
+        _, owners = own_tests(task)
+        breakdowns = [
+            replace(
+                each,
+                devices=_means(hits, owners, task.devices) if "devices" in details else (),
+                groups=_by_group(hits, owners, groups) if "groups" in details else {},
+            )
+            for each, hits in zip(breakdowns, found.own.samples(), strict=True)
+        ]
+    return tuple(breakdowns)
+
+
+def _by_group(hits: Floats, owners: Ints, groups: Groups) -> dict[str, float]:
+    """Return the mean of the values of every group."""
+    shares = _means(hits, groups.of[owners], len(groups.names))
+    return dict(zip(groups.names, shares, strict=True))
 
 
 def _means(values: Floats, numbers: Ints, count: int) -> tuple[float, ...]:

@@ -7,6 +7,7 @@ one place for each device. One order is that of a real device; several are those
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,14 @@ from anyfleet.arrays import Floats, Ints, alike, join
 from anyfleet.core.codec_calls import compress
 from anyfleet.core.device_state import DeviceState
 from anyfleet.core.device_states import DeviceStates, Keepsakes, Remembered
-from anyfleet.core.evaluation import calibrate, measure
+from anyfleet.core.evaluation import (
+    EVALUATION_BATCH,
+    calibrate,
+    calibrate_stack,
+    measure,
+    measure_stack,
+    stackable,
+)
 from anyfleet.core.layout import MessageLayout, dense, tensor_layouts
 from anyfleet.core.local_training import (
     Inputs,
@@ -47,6 +55,7 @@ from anyfleet.elastic import Blueprint, cut_stack, paste_stack, within
 from anyfleet.tracebacks import during
 
 _BLOCK = 64  # devices that measure without training whose models are read together
+_SAMPLES = 2048  # of such devices that are measured as one stack
 Runner = Callable[..., TrainingResult]  # called as `local_training.train` is
 _DISTORTION, _NORM = "distortion", "norm"  # in a report, beside what the trainer measures
 _MODEL, _MASKS = "bits of the model", "variation of the masks"  # in no report
@@ -84,7 +93,7 @@ class Launched:
 
 
 # What maps a function over stacks, as `map` does; an engine may do so in threads or on streams.
-Mapper = Callable[[Callable[[int], Launched], Iterable[int]], Iterable[Launched]]
+Mapper = Callable[[Callable[[int], Any], Iterable[int]], Iterable[Any]]
 
 
 def work(cohort: Cohort, states: tuple[DeviceState, ...], task: Task) -> Completed:
@@ -110,6 +119,8 @@ def carry_out(
 
     `stacks` has the rows of orders of equal shape that are trained together; without it all are.
     `run` trains stack after stack. What they bring is fetched when all of them have been launched.
+    Devices that measure without training do so one by one where `stacks` are given, since engines
+    give them for training alone, and else as stacks.
     """
     if cohort.kind in TRAINING:
         rows = [np.arange(len(cohort))] if stacks is None else stacks
@@ -128,8 +139,14 @@ def carry_out(
     # Those that begin alike are read together, but not all: models would fill the memory.
     groups = alike(cohort.slice_index, cohort.download_index, cohort.delivered_width)
     blocks = [rows[i : i + _BLOCK] for rows in groups for i in range(0, len(rows), _BLOCK)]
-    answered = join([_answered(cohort.take(rows), states, task) for rows in blocks])
-    return Finished(answered.take(np.argsort(np.concatenate(blocks))), Remembered.of(cohort))
+    if stacks is None:
+        blocks = [some for rows in blocks for some in _measurable(cohort, rows, task)]
+        parts = [cohort.take(rows) for rows in blocks]
+        found = list(run(lambda number: _answered(parts[number], states, task), range(len(parts))))
+    else:
+        found = [_answered_singly(cohort.take(rows), states, task, run) for rows in blocks]
+    answered = join(found).take(np.argsort(np.concatenate(blocks)))
+    return Finished(answered, Remembered.of(cohort))
 
 
 def _parts(cohort: Cohort, rows: Sequence[Ints]) -> list[Cohort]:
@@ -154,24 +171,56 @@ def _fetched(orders: Cohort, states: DeviceStates) -> Replies:
     return join([found, news]).take(np.argsort(np.argsort(~there, kind="stable")))
 
 
+def _measurable(orders: Cohort, rows: Ints, task: Task) -> list[Ints]:
+    """Return rows in parts whose samples fit into memory together, padded to the largest device."""
+    devices = orders.device[rows].tolist()
+    sizes = [len(task.own_test(d)) for d in devices] if orders.kind == Kind.EVALUATE else []
+    if not sizes or orders.job.norm.calibrated:
+        sizes += [task.size(device) for device in devices]
+    most = max(1, min(max(sizes), EVALUATION_BATCH))
+    size = max(1, _SAMPLES // most)
+    return [rows[i : i + size] for i in range(0, len(rows), size)]
+
+
 def _answered(orders: Cohort, states: DeviceStates, task: Task) -> Replies:
-    """Return what devices that begin alike measure without training."""
-    models = map(_apart, begin(orders, states, task), [len(orders)] * 2)
-    work = zip(orders.device.tolist(), *models, strict=True)
-    if orders.kind == Kind.STATISTICS:
-        return _calibrated(orders, work, task)
+    """Return what devices that begin alike measure without training, as one stack."""
     job, local = orders.job, task.blueprint.local(orders.slice_of(0))
-    reports: list[dict[str, float]] = []
-    samples = []
-    for device, params, buffers in work:
-        data = task.data(device)
-        found = calibrate(local, params, buffers, data) if job.norm.calibrated else {}
-        subject = task.own_test(device) if orders.kind == Kind.EVALUATE else data
-        own = local, params, {**buffers, **found}, subject, job.norm.evaluation
-        reports.append(measure(task, *own))
-        samples.append(len(subject))
+    alone = len(orders) == 1 or orders.kind == Kind.STATISTICS
+    if alone or not stackable(task, local):
+        return _answered_singly(orders, states, task)
+    params, buffers = begin(orders, states, task)
+    devices = orders.device.tolist()
+    data = [task.data(device) for device in devices]
+    if job.norm.calibrated:
+        buffers = {**buffers, **calibrate_stack(local, params, buffers, data)}
+    subject = list(map(task.own_test, devices)) if orders.kind == Kind.EVALUATE else data
+    report = measure_stack(task, local, params, buffers, subject, job.norm.evaluation)
+    return _reply(orders, Stack(report=report), list(map(len, subject)))
+
+
+def _answered_singly(
+    orders: Cohort, states: DeviceStates, task: Task, run: Mapper = map
+) -> Replies:
+    """Return what devices that begin alike measure without training, each for itself."""
+    params, buffers = (_apart(tree, len(orders)) for tree in begin(orders, states, task))
+    devices = orders.device.tolist()
+    if orders.kind == Kind.STATISTICS:
+        return _calibrated(orders, zip(devices, params, buffers, strict=True), task)
+    job, local = orders.job, task.blueprint.local(orders.slice_of(0))
+    subject = [
+        task.own_test(device) if orders.kind == Kind.EVALUATE else task.data(device)
+        for device in devices
+    ]
+
+    def measured(row: int) -> dict[str, float]:
+        mine, data = (params[row], buffers[row]), task.data(devices[row])
+        found = calibrate(local, *mine, data) if job.norm.calibrated else {}
+        own = {**buffers[row], **found}
+        return measure(task, local, params[row], own, subject[row], job.norm.evaluation)
+
+    reports = list(run(measured, range(len(orders))))
     columns = {name: np.array([report[name] for report in reports]) for name in reports[0]}
-    return _reply(orders, Stack(report=columns), samples)
+    return _reply(orders, Stack(report=columns), list(map(len, subject)))
 
 
 def _calibrated(orders: Cohort, work: Iterable[tuple[int, Params, Params]], task: Task) -> Replies:

@@ -326,10 +326,10 @@ class _Stacks:
 
     def execute(self, given: Assignment, states: DeviceStates) -> Executed:
         orders, task = given.orders, self._task
-        if orders.kind not in TRAINING:
-            return _executed(given, carry_out(orders, states, task), task)
-        rows = stacks(orders, task, self._chunk, self._engine.workers)
         run: Mapper = self._pool.map if self._pool else map
+        if orders.kind not in TRAINING:
+            return _executed(given, carry_out(orders, states, task, run=run), task)
+        rows = stacks(orders, task, self._chunk, self._engine.workers)
         if self._device.type == "cuda":
             run = partial(self._on_streams, side_by_side(orders, rows, task))
         done = carry_out(orders, states, task, self._runner, stacks=rows, run=run)
