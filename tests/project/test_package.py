@@ -49,7 +49,7 @@ LAYERS = (
     ("parts", "world runtime wire", "tasks"),
     ("measure",),
     ("core",),
-    ("elastic rng names errors config arrays formulas papers arguments tracebacks",),
+    ("elastic rng names errors config arrays formulas papers arguments tracebacks cache",),
 )
 ROOMS = {
     name: (depth, room)

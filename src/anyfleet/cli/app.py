@@ -455,6 +455,41 @@ def profile(
     profile_machine(out, file=file, allow=allow or [], batch=batch, name=name)
 
 
+cache = typer.Typer(help="Show what is kept to start faster, or clear it.")
+app.add_typer(cache, name="cache")
+
+
+@cache.callback(invoke_without_command=True)
+def kept(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """Show what is kept to start faster, or clear it.
+
+    The variable ANYFLEET_CACHE names another folder; with ANYFLEET_CACHE=off nothing is kept.
+    """
+    from anyfleet.cli.cache import show_cache
+
+    if context.invoked_subcommand is None:
+        show_cache(as_json=as_json)
+
+
+@cache.command()
+def clear(
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            help="What to remove: engines, images, networks or prices; all without it.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Remove what is kept: all of it, or one KIND."""
+    from anyfleet.cli.cache import clear_cache
+
+    clear_cache(kind)
+
+
 def main() -> None:
     """Run the command line."""
     app()

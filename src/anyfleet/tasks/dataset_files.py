@@ -13,6 +13,7 @@ The files are in the folder that the environment variable ANYFLEET_DATA names, o
 import json
 import os
 import zipfile
+from collections.abc import Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -105,8 +106,7 @@ def cifar10_images() -> Images:
     batches = [folder / f"data_batch_{number}.bin" for number in range(1, 6)]
     if not all(file.is_file() for file in (*batches, folder / "test_batch.bin")):
         raise _missing(name)
-    train = np.concatenate([_cifar_batch(file) for file in batches])
-    test = _cifar_batch(folder / "test_batch.bin")
+    train, test = _cifar_rows(batches), _cifar_rows([folder / "test_batch.bin"])
     return Images(_pixels(train), train[:, 0], _pixels(test), test[:, 0])
 
 
@@ -160,12 +160,19 @@ def _idx_images(folder: Traversable) -> Images:
     return Images(*pair("train"), *pair("t10k"))
 
 
-def _cifar_batch(file: Path) -> NDArray[np.uint8]:
-    raw = np.fromfile(file, np.uint8)
-    if not len(raw) or len(raw) % _CIFAR_ROW:
-        raise ValueError(
-            f"{file} has {len(raw)} bytes, not a multiple of {_CIFAR_ROW}: fetch it again."
-        )
+def _cifar_rows(batches: Sequence[Path]) -> NDArray[np.uint8]:
+    """Return the rows of all batches, read straight to their place: they are large."""
+    sizes = [file.stat().st_size for file in batches]
+    raw = np.empty(sum(sizes), np.uint8)
+    places = np.split(raw, np.cumsum(sizes)[:-1])
+    for file, size, place in zip(batches, sizes, places, strict=True):
+        if not size or size % _CIFAR_ROW:
+            raise ValueError(
+                f"{file} has {size} bytes, not a multiple of {_CIFAR_ROW}: fetch it again."
+            )
+        with file.open("rb") as content:
+            if content.readinto(place.data) != size:
+                raise ValueError(f"{file} changed while it was read: run it again.")
     return raw.reshape(-1, _CIFAR_ROW)
 
 
