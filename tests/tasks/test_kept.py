@@ -23,7 +23,7 @@ from anyfleet.tasks.idx import read_idx
 from anyfleet.tasks.split import Division
 from anyfleet.tasks.task_checks import check_finite
 from tests.helpers import small
-from tests.helpers.sets import encode_idx
+from tools.embed import encode_idx
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ["heterofl", "anycost", "fedpmt", "whale"]
