@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tools.embed import encode_idx
 from torch import Tensor, nn
 
 from anyfleet import cache
@@ -23,7 +24,6 @@ from anyfleet.tasks.idx import read_idx
 from anyfleet.tasks.split import Division
 from anyfleet.tasks.task_checks import check_finite
 from tests.helpers import small
-from tools.embed import encode_idx
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ["heterofl", "anycost", "fedpmt", "whale"]
@@ -82,19 +82,30 @@ def test_a_run_is_the_same_without_a_cache_with_a_new_and_with_a_full_one(
     assert first == second == without
 
 
-def test_another_process_uses_what_this_one_kept(home: Path) -> None:
-    Embedded(limit=600).build(0)
+SECOND_START = """
+import sys
+from pathlib import Path
+from anyfleet.elastic.cost import memory
+from anyfleet.elastic.tracing import tracer
+from anyfleet.experiment import load, prepare
+import torch
+torch.set_num_threads(1)
+del tracer.trace, memory._pass_bytes
+prepared = prepare(load(Path(sys.argv[1]), sys.argv[2:]))
+print(prepared.task.blueprint.digest.hex())
+print(*sorted({"torch._dynamo", "sympy", "scipy", "matplotlib"} & sys.modules.keys()))
+"""
+
+
+def test_another_process_uses_what_this_one_kept_and_imports_no_compiler(home: Path) -> None:
+    outcome("heterofl")
     before = cache.holdings()
-    script = (
-        "import anyfleet.elastic.tracing.tracer as tracer\n"
-        "del tracer.trace\n"
-        "from anyfleet.tasks import Embedded\n"
-        "print(Embedded(limit=600).build(0).blueprint.digest.hex())\n"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
-    )
-    assert ran.stdout.strip() == Embedded(limit=600).build(0).blueprint.digest.hex()
+    words = [sys.executable, "-c", SECOND_START, str(ROOT / "recipes" / "heterofl.toml"), *SMALL]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=240)
+    assert ran.returncode == 0, ran.stderr
+    digest, imported = ran.stdout.split("\n")[:2]
+    assert digest == Embedded(limit=600).build(0).blueprint.digest.hex()
+    assert imported == ""
     assert cache.holdings() == before
 
 
