@@ -18,13 +18,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_embedded_subset_is_balanced_and_small() -> None:
     images = files.embedded_images()
-    assert images.train_x.shape == (12_000, 1, 28, 28)
+    pixels, classes = (each[np.arange(12_000)] for each in images[:2])
+    assert pixels.shape == (12_000, 1, 28, 28)
+    assert len(images.train_x) == len(images.train_y) == 12_000
     assert images.test_x.shape == (2_000, 1, 28, 28)
-    assert np.bincount(images.train_y).tolist() == [1_200] * 10
+    assert np.bincount(classes).tolist() == [1_200] * 10
     assert np.bincount(images.test_y).tolist() == [200] * 10
     # Published statistics of Fashion-MNIST: mean .2860, deviation .3530.
-    assert images.train_x.mean() / 255 == pytest.approx(0.286, abs=0.002)
-    assert images.train_x.std() / 255 == pytest.approx(0.353, abs=0.002)
+    assert pixels.mean() / 255 == pytest.approx(0.286, abs=0.002)
+    assert pixels.std() / 255 == pytest.approx(0.353, abs=0.002)
     kept = Path(files.__file__).parent / "embedded"
     assert sum(file.stat().st_size for file in kept.iterdir()) <= 8_000_000
 
@@ -32,7 +34,8 @@ def test_embedded_subset_is_balanced_and_small() -> None:
 def test_idx_sets_are_read_from_the_folder(folder: Path) -> None:
     write_idx(folder / "mnist", train=60, test=20)
     images = files.idx_images("mnist")
-    assert images.train_x.shape == (60, 1, 28, 28)
+    assert images.train_x[np.arange(60)].shape == (60, 1, 28, 28)
+    assert len(images.train_x) == 60
     assert images.test_y.tolist() == [n % 10 for n in range(20)]
 
 
@@ -40,12 +43,23 @@ def test_cifar_rows_are_label_then_red_green_blue(folder: Path) -> None:
     write_cifar(folder / "cifar-10-batches-bin", rows=10)
     first = (folder / "cifar-10-batches-bin" / "data_batch_1.bin").read_bytes()
     images = files.cifar10_images()
-    assert images.train_x.shape == (50, 3, 32, 32)
+    assert len(images.train_x) == len(images.train_y) == 50
+    pixels = images.train_x[np.arange(50)]
+    assert pixels.shape == (50, 3, 32, 32)
     assert images.test_x.shape == (10, 3, 32, 32)
-    assert images.train_y[:10].tolist() == list(range(10))
-    assert images.train_x[0, 0, 0, 0] == first[1]
-    assert images.train_x[0, 1, 0, 0] == first[1 + 1024]
-    assert images.train_x[0, 2, 31, 31] == first[3072]
+    assert images.train_y[np.arange(10)].tolist() == list(range(10))
+    assert pixels[0, 0, 0, 0] == first[1]
+    assert pixels[0, 1, 0, 0] == first[1 + 1024]
+    assert pixels[0, 2, 31, 31] == first[3072]
+
+
+def test_joined_rows_are_those_of_all_parts() -> None:
+    parts = tuple(np.arange(count, dtype=np.uint8) + 10 * count for count in (3, 1, 4))
+    whole, joined = np.concatenate(parts), files.Joined(parts)
+    assert len(joined) == len(whole)
+    for rows in ([], [0], [2, 3], [3, 4, 7], [0, 2, 3, 5, 6], list(range(8))):
+        chosen = np.array(rows, dtype=np.int64)
+        assert joined[chosen].tolist() == whole[chosen].tolist()
 
 
 def test_har_windows_become_channels_first(folder: Path) -> None:

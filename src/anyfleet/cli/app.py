@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 import anyfleet
+from anyfleet.cli.importing import importing
 from anyfleet.cli.stopping import exit_code, terminable
 from anyfleet.errors import AnyfleetError, AnyfleetWarning, BadReturn, ConfigError
 from anyfleet.tracebacks import note, raised_inside
@@ -204,7 +205,7 @@ def front(
 
 @app.command()
 def demo(
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of every method.")] = 9,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of every method.")] = 7,
     seed: Annotated[int, typer.Option(help="Seed of data, fleet, cohorts and training.")] = 0,
     references: Annotated[
         bool, typer.Option("--references", help="Also train alone, and with all data in one place.")
@@ -216,10 +217,11 @@ def demo(
 ) -> None:
     """Train twenty unequal devices with six methods, from FedAvg to AnycostFL, and compare.
 
-    Takes less than a minute; with --references a minute or two more.
+    Takes less than half a minute; with --references a minute or two more.
     """
-    from anyfleet.cli.demo import demonstrate
-    from anyfleet.cli.run import Means
+    with importing():
+        from anyfleet.cli.demo import demonstrate
+        from anyfleet.cli.run import Means
 
     means = Means(threads, device, engine)
     demonstrate(rounds=rounds, seed=seed, references=references, out=out, means=means)
@@ -241,7 +243,8 @@ def run(
 
     FILE is a run file (TOML); KEY=VALUE changes it, such as rounds=5 or method.lr=0.1.
     """
-    from anyfleet.cli.run import Means, Writing, run_file
+    with importing():
+        from anyfleet.cli.run import Means, Writing, run_file
 
     means, writing = Means(threads, device, engine), Writing(out, checkpoint_every)
     run_file(file, overrides or [], allow=allow or [], means=means, writing=writing)
@@ -271,8 +274,9 @@ def resume(
     RUN is the folder that `anyfleet run` wrote. Threads and precision are as they were; anything
     else that has changed since is listed, and needs --not-identical.
     """
-    from anyfleet.cli.run import resume_folder
-    from anyfleet.store import Terms
+    with importing():
+        from anyfleet.cli.run import resume_folder
+        from anyfleet.store import Terms
 
     terms = Terms(rounds, tuple(allow or ()), not_identical)
     resume_folder(folder, terms, every=checkpoint_every)
@@ -284,7 +288,8 @@ def validate(file: File, overrides: Overrides = None, allow: Allow = None) -> No
 
     FILE is a run file (TOML); KEY=VALUE changes it, such as rounds=5 or method.lr=0.1.
     """
-    from anyfleet.cli.validate import validate_file
+    with importing():
+        from anyfleet.cli.validate import validate_file
 
     validate_file(file, overrides or [], allow=allow or [])
 
@@ -310,8 +315,9 @@ def compare(
     from each file's own. The tables: where runs ended, what a target cost, and with --equal what
     they had learned for the same FLOP, simulated time, energy or traffic.
     """
-    from anyfleet.cli.compare import Goal, compare_files, resources
-    from anyfleet.cli.run import Means
+    with importing():
+        from anyfleet.cli.compare import Goal, compare_files, resources
+        from anyfleet.cli.run import Means
 
     goal, means = (
         Goal(target, width, resources(equal or []), budget),
@@ -333,7 +339,8 @@ def methods(
 
     NAME is a method of the list, such as heterofl: its parameters and parts are shown.
     """
-    from anyfleet.cli.methods import list_formulas, list_methods, show_method
+    with importing():
+        from anyfleet.cli.methods import list_formulas, list_methods, show_method
 
     if formulas and name is not None:
         raise typer.BadParameter("--formulas lists all formulas: leave NAME out.")
@@ -361,7 +368,8 @@ def parts(
 
     SLOT is one of them, such as select or uplink: only its parts are listed.
     """
-    from anyfleet.cli.parts import list_parts, parts_page
+    with importing():
+        from anyfleet.cli.parts import list_parts, parts_page
 
     if markdown and slot is not None:
         raise typer.BadParameter("--markdown prints the page of all parts: leave SLOT out.")
@@ -380,7 +388,8 @@ def cite(
     allow: Allow = None,
 ) -> None:
     """Print BibTeX for what a run used: methods, their parts, and Anyfleet itself."""
-    from anyfleet.cli.cite import cite_all
+    with importing():
+        from anyfleet.cli.cite import cite_all
 
     cite_all(words, allow=allow or [])
 
@@ -423,7 +432,8 @@ def show(
     NAME is a fleet with a name (levels, testbed, cell, lossy …), FILE a file (TOML) with [fleet].
     KEY=VALUE changes it, such as fleet.devices=100 for a fleet with that parameter.
     """
-    from anyfleet.cli.fleet import Look, show_fleet
+    with importing():
+        from anyfleet.cli.fleet import Look, show_fleet
 
     look = Look(devices, seed, out)
     show_fleet(name, overrides or [], allow=allow or [], look=look)
@@ -450,9 +460,45 @@ def profile(
 
     FILE is a run file (TOML) whose model is measured; without one, three usual networks are.
     """
-    from anyfleet.cli.fleet import profile_machine
+    with importing():
+        from anyfleet.cli.fleet import profile_machine
 
     profile_machine(out, file=file, allow=allow or [], batch=batch, name=name)
+
+
+cache = typer.Typer(help="Show what is kept to start faster, or clear it.")
+app.add_typer(cache, name="cache")
+
+
+@cache.callback(invoke_without_command=True)
+def kept(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """Show what is kept to start faster, or clear it.
+
+    The variable ANYFLEET_CACHE names another folder; with ANYFLEET_CACHE=off nothing is kept.
+    """
+    from anyfleet.cli.cache import show_cache
+
+    if context.invoked_subcommand is None:
+        show_cache(as_json=as_json)
+
+
+@cache.command()
+def clear(
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            help="What to remove: engines, images, networks or prices; all without it.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Remove what is kept: all of it, or one KIND."""
+    from anyfleet.cli.cache import clear_cache
+
+    clear_cache(kind)
 
 
 def main() -> None:

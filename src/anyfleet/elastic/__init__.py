@@ -25,6 +25,7 @@ from anyfleet.elastic.slice_width import (
     within,
 )
 from anyfleet.elastic.slicing import Params, cut, cut_stack, paste, paste_stack, permute, place
+from anyfleet.elastic.traced import traced
 from anyfleet.elastic.tracing.mixed_rows import mixed_rows
 from anyfleet.elastic.tracing.tracer import left_behind, trace
 from anyfleet.elastic.verification.faithful import require_faithful
@@ -75,6 +76,7 @@ __all__ = [
     "place",
     "require_faithful",
     "trace",
+    "traced",
     "trained_share",
     "verify",
     "width",

@@ -188,7 +188,8 @@ class Blueprint:
         return {name: value for name, value in held.items() if value or name not in _SELDOM}
 
     @cached_property
-    def _digest(self) -> bytes:
+    def digest(self) -> bytes:
+        """The hash of the blueprint's content."""
         own = ("program", "evaluation")
         plain = [value for name, value in self._plain.items() if name not in own]
         programs = b"".join(program.digest for program in self.programs)
@@ -207,10 +208,10 @@ class Blueprint:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Blueprint):
             return NotImplemented
-        return self is other or self._digest == other._digest
+        return self is other or self.digest == other.digest
 
     def __hash__(self) -> int:
-        return hash(self._digest)
+        return hash(self.digest)
 
     @cached_property
     def sizes(self) -> dict[str, int]:

@@ -1,5 +1,7 @@
 """From files to tensors: limited, standardised; and networks whose weights follow from a seed."""
 
+import hashlib
+import platform
 from typing import Any, TypeVar
 
 import numpy as np
@@ -7,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from anyfleet import cache
 from anyfleet.names import Factory
 from anyfleet.tasks.data import Data
 from anyfleet.tasks.dataset_files import Images, Windows
@@ -14,6 +17,7 @@ from anyfleet.tasks.partition import IntArray
 from anyfleet.tasks.split import number
 
 Number = TypeVar("Number", np.uint8, np.float32)
+_WORTH_KEEPING = 1 << 20  # numbers whose moments take longer than to look them up
 
 
 def fresh_model(model: Factory, seed: int, **filled: Any) -> nn.Module:
@@ -40,9 +44,10 @@ def image_data(images: Images, limit: int | None, seed: int) -> tuple[Data, Data
     """Return training and test images, standardised by the colours of the training images."""
     train = chosen_rows(len(images.train_y), limit, number(seed, "limit train"))
     test = chosen_rows(len(images.test_y), limit, number(seed, "limit test"))
-    mean, deviation = _moments(images.train_x[train])
+    pixels = images.train_x[train]
+    mean, deviation = _moments(pixels)
     return (
-        Data(_standard(images.train_x[train], mean, deviation), _long(images.train_y[train])),
+        Data(_standard(pixels, mean, deviation), _long(images.train_y[train])),
         Data(_standard(images.test_x[test], mean, deviation), _long(images.test_y[test])),
     )
 
@@ -69,13 +74,38 @@ def sensor_data(
 
 def _moments(x: NDArray[Number]) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of each channel [n, channel, …], in the units of `x`."""
-    axes = (0, *range(2, x.ndim))
     shape = (1, -1, *(1,) * (x.ndim - 2))
-    mean = x.mean(axis=axes, dtype=np.float64).reshape(shape)
-    deviation = x.std(axis=axes, dtype=np.float64).reshape(shape)
+    mean, deviation = (each.reshape(shape) for each in _kept_moments(x))
     # A channel that never changes stays at zero instead of becoming infinite.
     deviation[deviation == 0] = 1.0
     return torch.from_numpy(mean).float(), torch.from_numpy(deviation).float()
+
+
+def _kept_moments(x: NDArray[Number]) -> NDArray[np.float64]:
+    """Return mean and deviation by channel [2, channels], out of the user's cache or computed now.
+
+    Both take longer than all the rest of loading images. Sums are rounded as this machine does it.
+    """
+    computed = None if cache.home() is None else cache.computed_by(numpy=np.__version__)
+    if computed is None or x.size < _WORTH_KEEPING:
+        return _computed_moments(x)
+    content = hashlib.sha256(np.ascontiguousarray(x).data).hexdigest()
+    key = {
+        **computed,
+        "machine": [platform.machine(), platform.node()],
+        "moments of": [content, str(x.dtype), [*x.shape], [*x.strides]],
+    }
+    kept = cache.read("images", key)
+    if kept is not None and len(kept) == 2 * x.shape[1] * np.dtype(np.float64).itemsize:
+        return np.frombuffer(kept, np.float64).reshape(2, -1).copy()
+    found = _computed_moments(x)
+    cache.write("images", key, found.tobytes())
+    return found
+
+
+def _computed_moments(x: NDArray[Number]) -> NDArray[np.float64]:
+    axes = (0, *range(2, x.ndim))
+    return np.stack([x.mean(axis=axes, dtype=np.float64), x.std(axis=axes, dtype=np.float64)])
 
 
 def _standard(x: NDArray[Number], mean: Tensor, deviation: Tensor) -> Tensor:

@@ -1,6 +1,10 @@
-"""The IDX format of MNIST and Fashion-MNIST: plain, or compressed with gzip or xz."""
+"""The IDX format of MNIST and Fashion-MNIST: plain, or compressed with gzip or xz.
+
+What was compressed is kept in the user's cache, by the digest of the file that it comes from.
+"""
 
 import gzip
+import hashlib
 import lzma
 import math
 import zlib
@@ -10,6 +14,7 @@ from importlib.resources.abc import Traversable
 import numpy as np
 from numpy.typing import NDArray
 
+from anyfleet import cache
 from anyfleet.errors import MissingData
 
 _UNSIGNED_BYTE = 0x08
@@ -31,7 +36,7 @@ def read_idx(folder: Traversable, name: str) -> NDArray[np.uint8]:
 
 def _decode(file: Traversable, decompress: Callable[[bytes], bytes]) -> NDArray[np.uint8]:
     try:
-        raw = decompress(file.read_bytes())
+        raw = _unpacked(file.read_bytes(), decompress)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise ValueError(f"{file} cannot be decompressed ({error}): fetch it again.") from error
     if len(raw) < 4 or raw[:3] != bytes([0, 0, _UNSIGNED_BYTE]):
@@ -46,3 +51,15 @@ def _decode(file: Traversable, decompress: Callable[[bytes], bytes]) -> NDArray[
             f"{file} announces {shape} values but holds {values.size}: fetch it again."
         )
     return values.reshape(shape)
+
+
+def _unpacked(content: bytes, decompress: Callable[[bytes], bytes]) -> bytes | memoryview:
+    if decompress is bytes:
+        return content
+    key = {"sha256 of the packed file": hashlib.sha256(content).hexdigest()}
+    found = cache.read("images", key)
+    if found is None:
+        unpacked = decompress(content)
+        cache.write("images", key, unpacked)
+        return unpacked
+    return found

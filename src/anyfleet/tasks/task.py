@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from anyfleet.arguments import checked
-from anyfleet.elastic import Blueprint, left_behind, require_faithful, trace
+from anyfleet.elastic import Blueprint, left_behind, traced
 from anyfleet.errors import AnyfleetWarning
 from anyfleet.tasks.augment import Augment
 from anyfleet.tasks.data import Data, materialise
@@ -187,8 +187,7 @@ def task_of_rows(
         for targets in (store.y, tests.y):
             check_range(targets, width(output))
     check_objectives(objectives, output, example)
-    blueprint = trace(module, (example.x,))
-    require_faithful(module, (example.x,), blueprint)
+    blueprint = traced(module, (example.x,))
     for warning in left_behind(module, blueprint):
         warnings.warn(f"Task: {warning}.", AnyfleetWarning, stacklevel=3)
     weights = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}

@@ -142,7 +142,8 @@ def _faulty_rows(data: Data) -> Tensor:
     """Return which rows have a number that is not finite: bool [rows]."""
     bad = torch.zeros(len(data), dtype=torch.bool)
     for part in (data.x, data.y):
-        if len(part) and (part.is_floating_point() or part.is_complex()):
+        if (part.is_floating_point() or part.is_complex()) and not bool(part.sum().isfinite()):
+            # Something in it is not finite, or the sum itself became too large.
             blocks = torch.split(part.unsqueeze(-1), _BLOCK)
             bad |= torch.cat([~block.isfinite().flatten(1).all(1) for block in blocks]).cpu()
     return bad

@@ -15,7 +15,6 @@ from anyfleet.elastic.execution import replaced_operators as replaced
 from anyfleet.elastic.program import Items, Node, Value
 from anyfleet.elastic.verification import faithful
 from anyfleet.tasks import Data, Split, Task
-from anyfleet.tasks import task as tasks
 from tests.helpers.nets import traced
 
 
@@ -304,6 +303,6 @@ def test_no_task_is_made_of_a_network_that_was_traced_wrongly(
     def spoiled(module: nn.Module, inputs: tuple[Tensor, ...]) -> Blueprint:
         return instead("aten.relu.default", "aten.tanh.default")(trace(module, inputs))
 
-    monkeypatch.setattr(tasks, "trace", spoiled)
+    monkeypatch.setattr("anyfleet.elastic.tracing.tracer.trace", spoiled)
     with pytest.raises(VerifyError, match="Small: the traced network is not the function"):
         Task.of(Small(), data, split=Split(2))

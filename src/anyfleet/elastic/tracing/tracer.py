@@ -21,14 +21,13 @@ from anyfleet.elastic.tracing.retracing import check_batches, repeated
 from anyfleet.elastic.tracing.rules import rule, unknown
 from anyfleet.elastic.tracing.scope import Count, op_name
 from anyfleet.elastic.tracing.walk import Draft, Walk, current, dtype_name, walk
+from anyfleet.elastic.verification.module_content import hooked
 
 _NORMS = frozenset({"batch_norm", "group_norm", "layer_norm", "rms_norm", "instance_norm"})
 # Reasons that need no note, or have one of their own.
 _OBVIOUS = frozenset(
     {"batch", "input", "kernel", "not used", "output", "space", "tied", "vocabulary"}
 )
-# Where torch keeps the hooks on the gradient of a parameter.
-_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _SCALABLE = frozenset({"linear", "conv1d", "conv2d", "conv3d"})
 # Which dimension of a layer's weight is its output, and what may fix it without any operator
 # saying so.
@@ -82,14 +81,10 @@ def trace(module: nn.Module, example_inputs: Tensor | tuple[Tensor, ...]) -> Blu
 def left_behind(module: nn.Module, blueprint: Blueprint) -> list[str]:
     """Return what the module does while it trains and devices do not, a sentence each."""
     by_hand = [name for name, _ in blueprint.program.updates if name in blueprint.buffers]
-    hooked = [
-        name
-        for name, each in module.named_parameters()
-        if any(getattr(each, hooks, None) for hooks in _HOOKS)
-    ]
+    with_hooks = [name for name, each in module.named_parameters() if hooked(each)]
     return [
         *(f"forward() itself changes {name}: between rounds it stays as it is" for name in by_hand),
-        *(f"{name} has a hook on its gradient, which devices do not run" for name in hooked),
+        *(f"{name} has a hook on its gradient, which devices do not run" for name in with_hooks),
     ]
 
 

@@ -5,26 +5,17 @@ attributes and its buffers, but not its weights, which the check draws at random
 """
 
 import functools
-import hashlib
-import weakref
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from enum import Enum
-from types import BuiltinFunctionType, FunctionType
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from anyfleet.elastic.blueprint import Blueprint
+from anyfleet.elastic.verification.module_content import UnknownContent, content_of
 from anyfleet.elastic.verification.verify import Report, verify
 from anyfleet.errors import VerifyError
 
-_DEEPEST = 40
 _SHOWN = 3  # problems in a message; the others follow from them
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum, torch.dtype, torch.device)
-# Compared by identity: whoever made a new function or class may have meant another.
-_CODE = (FunctionType, BuiltinFunctionType, type)
 
 
 def require_faithful(
@@ -50,8 +41,8 @@ def require_faithful(
 def _report(module: nn.Module, inputs: tuple[Tensor, ...], blueprint: Blueprint) -> Report:
     shapes = tuple((x.dtype, tuple(x.shape[1:])) for x in inputs)
     try:
-        content = (_content(module, 0), shapes)
-    except _UnknownError:
+        content = (content_of(module), shapes)
+    except UnknownContent:
         return verify(module, inputs, blueprint, trials=1)
     return _of_content(_Case(content, blueprint, [(module, inputs)]))
 
@@ -69,40 +60,3 @@ class _Case:
 def _of_content(case: _Case) -> Report:
     module, inputs = case.subject.pop()
     return verify(module, inputs, case.blueprint, trials=1)
-
-
-class _UnknownError(Exception):
-    """Something in a module whose content cannot be told."""
-
-
-def _content(value: Any, depth: int) -> Hashable:
-    """Return what a value is made of, equal for equal values; tensors that are weights by shape."""
-    if depth > _DEEPEST:
-        raise _UnknownError
-    inner = functools.partial(_content, depth=depth + 1)
-    if isinstance(value, _PLAIN):
-        return type(value), value
-    if isinstance(value, _CODE):
-        return value
-    if isinstance(value, nn.Parameter):
-        return value.dtype, tuple(value.shape), value.requires_grad
-    if isinstance(value, Tensor):
-        return value.dtype, tuple(value.shape), _bytes(value)
-    if isinstance(value, weakref.ref):
-        return weakref.ref
-    if isinstance(value, functools.partial):
-        return type(value), inner(value.func), inner(value.args), inner(value.keywords)
-    if isinstance(value, nn.Module):
-        return type(value), inner({k: v for k, v in vars(value).items() if k != "training"})
-    if isinstance(value, Mapping):
-        return type(value), tuple((inner(k), inner(v)) for k, v in value.items())
-    if isinstance(value, list | tuple):
-        return type(value), tuple(inner(item) for item in value)
-    if isinstance(value, set | frozenset):
-        return type(value), frozenset(inner(item) for item in value)
-    raise _UnknownError
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    plain = tensor.detach().cpu().contiguous().reshape(-1)
-    return hashlib.sha256(plain.view(torch.uint8).numpy().tobytes()).digest()

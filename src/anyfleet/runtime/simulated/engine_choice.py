@@ -5,13 +5,10 @@ a run are carried out by each for a moment, with few local steps. What came of t
 user's cache directory, for each machine and shape (model, method, data per device): engines differ
 in their last bits, and the same run shall have the same engine again. So whether a run is measured
 depends on it alone, and on no clock: one that is too short for that has the same engine whether or
-not a longer one came before. The variable ANYFLEET_CACHE names another directory, or none if it is
-empty.
+not a longer one came before. `anyfleet.cache` says where that directory is.
 """
 
-import hashlib
 import importlib.metadata
-import os
 import platform
 import time
 import warnings
@@ -27,7 +24,7 @@ import numpy as np
 import torch
 
 import anyfleet
-from anyfleet import config
+from anyfleet import cache, config
 from anyfleet.core.device_states import DeviceStates
 from anyfleet.core.limits import Limits
 from anyfleet.core.local_training import local_steps
@@ -51,7 +48,6 @@ from anyfleet.runtime.simulated.engines import (
 from anyfleet.runtime.simulated.simulator import Simulated
 from anyfleet.world import World
 
-VARIABLE = "ANYFLEET_CACHE"
 SECONDS = 2.0  # that measuring takes at most
 _SHARE = 0.1  # of a run that may be spent on measuring
 _LEAST = 0.1  # seconds: in less, nothing can be measured
@@ -424,13 +420,8 @@ class _Kept(msgspec.Struct, frozen=True):
 
 def _file(shape: Mapping[str, Any]) -> Path | None:
     """Return the file of the cache for a shape; None without a cache."""
-    named = os.environ.get(VARIABLE)
-    if named == "":
-        return None
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "anyfleet"
-    text = msgspec.json.encode(shape, order="sorted")
-    folder = Path(named or home).expanduser() / "engines"
-    return folder / f"{hashlib.sha256(text).hexdigest()}.json"
+    folder = cache.home()
+    return None if folder is None else folder / "engines" / f"{cache.key_digest(shape).hex()}.json"
 
 
 def _read(file: Path | None) -> Measurement | None:
@@ -456,9 +447,8 @@ def _keep(file: Path | None, shape: Mapping[str, Any], found: Measurement) -> Me
     if (meanwhile := _read(file)) is not None:
         return meanwhile
     kept = _Kept(shape, dict(found.seconds), found.unstackable)
-    beside = file.with_name(f".{file.stem}.{os.getpid()}.part")
     with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=2) + b"\n")
-        beside.replace(file)
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        text = msgspec.json.format(msgspec.json.encode(kept), indent=2)
+        cache.replace_file(file, text + b"\n")
     return found
