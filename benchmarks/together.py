@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     read.add_argument("--meetings", type=int, nargs="+", help="that they are divided into")
     given = read.parse_args(arguments)
     options = given_options(given)
-    meetings = given.meetings or ((1, MEETINGS) if options.cuda else (1,))
+    meetings = given.meetings or ((1, 2, 4) if options.cuda else (1,))
     report("together", [table(given.works, given.runs, meetings, options)], options, given.out)
 
 

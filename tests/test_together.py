@@ -27,7 +27,7 @@ from anyfleet.runtime.simulated.engines import Engine
 from anyfleet.tasks import Data, Split, Task
 from anyfleet.tasks.losses import cross_entropy
 from anyfleet.tasks.partition import LogNormalSizes
-from anyfleet.together import FailedRuns, play_together
+from anyfleet.together import MEETINGS, FailedRuns, play_together
 from anyfleet.world import levels
 from tests.helpers import small
 
@@ -69,12 +69,17 @@ def task(seed: int = 0, data: int = 1, width: int = 4, loss: Any = cross_entropy
 
 
 def prepared(
-    method: Method, problem: Task, seed: int = 0, *, engine: Engine | None = None, rounds: int = 3
+    method: Method,
+    problem: Task,
+    seed: int = 0,
+    *,
+    engine: Engine | None = None,
+    rounds: int = 3,
+    device: str = "cpu",
 ) -> Prepared:
     engine = engine or Stacked()
-    return prepare(
-        Experiment(problem, method, FLEET, engine=engine, device="cpu", rounds=rounds, seed=seed)
-    )
+    options: Any = {"engine": engine, "device": device, "rounds": rounds, "seed": seed}
+    return prepare(Experiment(problem, method, FLEET, **options))
 
 
 def seeds(method: Method, count: int = 3, **options: Any) -> list[Prepared]:
@@ -82,11 +87,13 @@ def seeds(method: Method, count: int = 3, **options: Any) -> list[Prepared]:
 
 
 def played(
-    runs: Sequence[Prepared], states: Sequence[State | None] | None = None
+    runs: Sequence[Prepared],
+    states: Sequence[State | None] | None = None,
+    meetings: int = MEETINGS,
 ) -> list[list[RoundResult]]:
     """The results of each run, played together."""
     found: list[list[RoundResult]] = [[] for _ in runs]
-    play_into(found, runs, states)
+    play_into(found, runs, states, meetings)
     return found
 
 
@@ -94,8 +101,10 @@ def play_into(
     found: list[list[RoundResult]],
     runs: Sequence[Prepared],
     states: Sequence[State | None] | None = None,
+    meetings: int = MEETINGS,
 ) -> None:
-    for number, result in play_together(runs, states or [None] * len(runs)):
+    states = states or [None] * len(runs)
+    for number, result in play_together(runs, states, meetings=meetings):
         found[number].append(result)
 
 
