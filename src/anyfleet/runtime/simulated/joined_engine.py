@@ -91,10 +91,10 @@ class _Handing(Stacks):
         lift: Lift,
         cohort_key: int,
     ) -> TrainingResult:
-        """Hand a training over, and return its result."""
+        """Return the result of a training that somebody else does."""
         assert self._one is not None
         return self._one(Call(trainer, context, inputs, bounds, lift, cohort_key))
 
 
 def _nothing() -> Any:
-    """Answer nothing: a strand that begins has not asked yet."""
+    """Return no answer: a strand that begins has not asked yet."""

@@ -66,7 +66,7 @@ class Strand(Generic[Out, Back, Result]):
         return None if news is None else news.value
 
     def close(self) -> None:
-        """End the function where it waits; if it runs, as soon as it hands something over."""
+        """Let the function end where it waits; if it runs, when it next hands something over."""
         if self._thread.ident is None:
             self.ended = True
         if self._running:  # whoever waited for it was interrupted
