@@ -1,7 +1,7 @@
 """Runs that are played together: each is its own single run, whoever else is there."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from anyfleet.core.messages import Params
 from anyfleet.core.method import Method
-from anyfleet.core.slots import TrainingContext, TrainingStart, TrainingState
+from anyfleet.core.slots import Minibatch, TrainingContext, TrainingStart, TrainingState
 from anyfleet.errors import AnyfleetWarning
 from anyfleet.experiment import Experiment, Prepared, RoundResult, State, prepare
 from anyfleet.methods import fedavg, fedrescue, heterofl
@@ -22,6 +22,7 @@ from anyfleet.parts.codec import ErrorFeedback, Stc
 from anyfleet.parts.schedule import Buffered, HoldAndFetch
 from anyfleet.parts.select import Everyone, Largest
 from anyfleet.parts.train import Decaying, Gradient
+from anyfleet.parts.train.gradient import MinibatchGradient
 from anyfleet.runtime import Sequential, Stacked
 from anyfleet.runtime.simulated.engines import Engine
 from anyfleet.tasks import Data, Split, Task
@@ -273,6 +274,29 @@ def test_a_trainer_that_reads_what_differs_is_not_joined() -> None:
         together = played(runs)
     assert len(caught) == 1
     for alone, found in zip(runs, together, strict=True):
+        assert_same(list(alone.play()), found)
+
+
+@dataclass(frozen=True)
+class Scaled(Gradient):
+    """A trainer that reads its learning rate where others read that of their order."""
+
+    def descend(
+        self,
+        context: TrainingContext,
+        state: TrainingState,
+        found: MinibatchGradient,
+        batch: Minibatch,
+        hyperparameters: Mapping[str, Tensor],
+    ) -> TrainingState:
+        own = {**hyperparameters, "lr": torch.full_like(hyperparameters["lr"], self.lr(0))}
+        return super().descend(context, state, found, batch, own)
+
+
+def test_a_trainer_of_ones_own_keeps_its_hyperparameters() -> None:
+    trainers = [Scaled(Decaying(lr), batch_size=4) for lr in (0.1, 0.02)]
+    runs = [prepared(replace(BASE, train=each), task()) for each in trainers]
+    for alone, found in zip(runs, played(runs), strict=True):
         assert_same(list(alone.play()), found)
 
 
