@@ -63,6 +63,7 @@ def _on_gpu() -> tuple[Section, ...]:
         Section("methods", "hetero", ("--tables", "methods", *tf32, *met), 2.4),
         Section("ratios", "scale", ("--tables", "ratios", *tf32, *met), 0.8),
         Section("cohort and model", "scale", ("--tables", "cohort", "model", *tf32), 0.6),
+        Section("seeds together", "together", tf32, 0.8),
         Section("kernels", "kernels", (*tf32, "--work", "P"), 0.4, compiled=True),
         Section("precision", "precisions", (), 0.4),
         Section("depths", "hetero", ("--tables", "depths", *tf32), 0.4),

@@ -7,8 +7,8 @@
 
 What a run is made of: `tasks` (what is learned), `methods` (one paper, one function), `parts` (what
 fills the slots of a method, and how to write one), `world` (the simulated fleet), `runtime`
-(engines). What comes out: `analysis`, `store`. Beneath: `core`, `elastic`, `measure`, `formulas`,
-`wire`, `config`, `hardware`, `papers`.
+(engines). Several runs at once: `together`. What comes out: `analysis`, `store`. Beneath: `core`,
+`elastic`, `measure`, `formulas`, `wire`, `config`, `hardware`, `papers`.
 """
 
 import typing
@@ -34,6 +34,7 @@ if typing.TYPE_CHECKING:
         runtime,
         store,
         tasks,
+        together,
         wire,
         world,
     )
@@ -83,6 +84,7 @@ __all__ = [
     "summarise",
     "tasks",
     "to_target",
+    "together",
     "trace",
     "wire",
     "world",

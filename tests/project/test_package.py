@@ -44,7 +44,7 @@ MODULES = [module_of(file) for file in FILES]
 # its own room and from every layer below, not from the other rooms of its layer.
 LAYERS = (
     ("cli",),
-    ("analysis experiment hardware store",),
+    ("analysis experiment hardware store together",),
     ("methods",),
     ("parts", "world runtime wire", "tasks"),
     ("measure",),
@@ -115,7 +115,7 @@ CORE = tuple(
     name
     for line in (
         # values, and what an author sees
-        "messages limits objectives index_sets layout stacks ordered_stacks updates",
+        "messages limits objectives once_per_task index_sets layout stacks ordered_stacks updates",
         "training_work time_and_energy plans signals padding check_in view slots",
         # methods and their orders
         "return_checks codec_calls local_training evaluation method orders calibration",

@@ -18,6 +18,7 @@ from benchmarks import (
     roofline,
     scale,
     speed,
+    together,
     way,
 )
 from benchmarks.measuring import NotRun, Options, Table, Timing, attempted, built
@@ -114,6 +115,20 @@ def test_the_command_leaves_out_places_on_this_machine(monkeypatch: pytest.Monke
     monkeypatch.setattr("sys.argv", ["x.py", "--out", "/a/b", "--rounds", "3", "--vendor=/c"])
     assert measuring.command().endswith("--rounds 3")
     assert "/a/b" not in measuring.command()
+
+
+# -- seeds together
+
+
+def test_seeds_are_measured_alone_and_together(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(together, "CASES", {"tiny": together.Case(TINY, 1)})
+    table = together.table(["tiny"], [3], [1], QUICK)
+    alone, three = (dict(zip(table.head, row, strict=True)) for row in table.rows)
+    assert (alone["runs"], alone["meetings"], three["runs"], three["meetings"]) == (1, 0, 3, 1)
+    assert three["× one run"] == float(three["ms a round"] or 0) / float(alone["ms a round"] or 0)
+    assert "tiny 3 1" in capsys.readouterr().err
 
 
 # -- overhead and the way

@@ -22,6 +22,7 @@ from anyfleet import rng
 from anyfleet.arrays import Ints
 from anyfleet.core.messages import Hyperparameters, Params
 from anyfleet.core.objectives import Data, Task, augmented
+from anyfleet.core.once_per_task import OncePerTask
 from anyfleet.core.padding import unpaddable
 from anyfleet.core.slots import (
     Minibatch,
@@ -458,7 +459,7 @@ def _padded(
     return found
 
 
-@lru_cache(maxsize=4)
+@OncePerTask
 def _table(task: Task) -> _Rows | None:
     """Return the rows of all devices beside the samples, or None if these are not resident."""
     if not isinstance(task, Resident):
@@ -483,7 +484,7 @@ def _rows(x: Tensor, y: Tensor, rows: Tensor, sizes: list[int]) -> _Rows:
     return _Rows(x, y, rows.to(x.device), np.cumsum(count) - count, count)
 
 
-@lru_cache(maxsize=1)
+@OncePerTask
 def sizes_of(task: Task) -> Ints:
     """Return the number of training samples of every device, counted once for a task."""
     return np.array([task.size(device) for device in range(task.devices)], dtype=np.int64)

@@ -4,7 +4,6 @@ The program of a network tells whether its samples do (`elastic.mixed_rows`); a 
 on values.
 """
 
-from functools import lru_cache
 from itertools import chain
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.core.objectives import Task, losses
+from anyfleet.core.once_per_task import OncePerTask
 from anyfleet.elastic import mixed_rows
 from anyfleet.elastic.program import BATCH, length
 
@@ -19,7 +19,7 @@ _ROWS = 4  # of the test data, on which the loss is tried: few, as a device has 
 _CLOSE = 1e-4  # relative; a sample more or less would change a loss by far more
 
 
-@lru_cache(maxsize=1)
+@OncePerTask
 def unpaddable(task: Task) -> str:
     """Return why the minibatches of a task must not be padded, or "".
 

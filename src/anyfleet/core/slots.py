@@ -387,6 +387,14 @@ class Train(Slot):
         """
         return Hyperparameters.alike(len(samples), lr=0.01, epochs=1, batch_size=32)
 
+    def without_hyperparameters(self) -> "Train":
+        """Return a trainer that trains alike, without what only `hyperparameters` reads.
+
+        Runs whose trainers are then equal can be trained together, though their orders have other
+        learning rates, say. By default the trainer itself, which is always right.
+        """
+        return self
+
     @abstractmethod
     def start(self, context: TrainingContext, start: TrainingStart) -> TrainingState:
         """Return the state before the first local step.

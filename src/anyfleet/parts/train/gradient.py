@@ -1,7 +1,7 @@
 """Plain local training: minibatch gradients, one optimiser, the options of the first methods."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -104,6 +104,11 @@ class Gradient(Train):
         return Hyperparameters.alike(
             len(samples), lr=lr, batch_size=batch_size, local_steps=self.local_steps
         )
+
+    def without_hyperparameters(self) -> Train:
+        if type(self) is not Gradient:
+            return self  # a class that derives from this one may read them elsewhere
+        return replace(self, lr=Decaying(), epochs=1, local_steps=None, batch_size=1)
 
     def work(self, priced: Priced, processed: Counted, local_steps: Counted) -> Work:
         return descent_work(priced, processed, local_steps, copies=self.optimiser.copies)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.arguments import checked
-from anyfleet.arrays import Floats, join
-from anyfleet.core.client import Finished, Launched, Mapper, carry_out
+from anyfleet.arrays import Floats, Ints, join
+from anyfleet.core.client import Finished, Mapper, Runner, carry_out
 from anyfleet.core.delivery import columns_of, cut_replies
 from anyfleet.core.device_states import DeviceStates, Remembered
 from anyfleet.core.limits import Limits
@@ -297,18 +297,18 @@ class Stacked(Engine):
             raise ValueError(f"Stacked.workers must be at least 1, got {self.workers}.")
 
     def start(self, task: Task, limits: Limits) -> Executor:
-        return _Stacks(self, task)
+        return Stacks(self, task)
 
 
-class _Stacks:
-    """An engine that carries out orders stack by stack."""
+class Stacks:
+    """An engine that carries out orders stack by stack, on streams of a GPU if they are there."""
 
     def __init__(self, engine: Stacked, task: Task) -> None:
         self._engine, self._task = engine, task
         self._device = next(iter(task.params.values())).device
         self._pool = _pool(engine.workers, 1) if engine.workers > 1 else None
-        self._streams: list[torch.cuda.Stream] = []
-        self._runner = CapturedTraining(engine.precision, compile=engine.compile)
+        self._streams = Streams(self._device)
+        self._runner: Runner = CapturedTraining(engine.precision, compile=engine.compile)
 
     @cached_property
     def _chunk(self) -> int:
@@ -326,19 +326,39 @@ class _Stacks:
 
     def execute(self, given: Assignment, states: DeviceStates) -> Executed:
         orders, task = given.orders, self._task
-        run: Mapper = self._pool.map if self._pool else map
         if orders.kind not in TRAINING:
-            return _executed(given, carry_out(orders, states, task, run=run), task)
-        rows = stacks(orders, task, self._chunk, self._engine.workers)
-        if self._device.type == "cuda":
-            run = partial(self._on_streams, side_by_side(orders, rows, task))
+            alone: Mapper = self._pool.map if self._pool else map
+            return _executed(given, carry_out(orders, states, task, run=alone), task)
+        rows = self._rows(orders)
+        run = self._mapper(orders, rows)
         done = carry_out(orders, states, task, self._runner, stacks=rows, run=run)
         return _executed(given, done, task)
 
-    def _on_streams(
-        self, most: int, begun: Callable[[int], Launched], numbers: Iterable[int]
-    ) -> Iterable[Launched]:
-        """Begin stacks on at most so many streams: small stacks leave an accelerator idle.
+    def _rows(self, orders: Cohort) -> list[Ints]:
+        """Return the rows of every stack."""
+        return stacks(orders, self._task, self._chunk, self._engine.workers)
+
+    def _mapper(self, orders: Cohort, rows: list[Ints]) -> Mapper:
+        """Return what begins stack after stack."""
+        if self._device.type == "cuda":
+            return partial(self._streams.map, side_by_side(orders, rows, self._task))
+        return self._pool.map if self._pool else map
+
+
+Begun = TypeVar("Begun")
+
+
+class Streams:
+    """Streams of a GPU on which small stacks, which leave it idle, are trained side by side."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._streams: list[torch.cuda.Stream] = []
+
+    def map(
+        self, most: int, begun: Callable[[int], Begun], numbers: Iterable[int]
+    ) -> Iterable[Begun]:
+        """Begin stacks on at most so many streams, and return what has begun.
 
         Those of one stream follow each other, and use the same memory.
         """

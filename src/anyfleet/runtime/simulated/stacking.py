@@ -34,11 +34,13 @@ def draws_together(job: Job, cohort_key: int) -> bool:
     return job.trainer.shared_draws(1, torch.tensor(cohort_key)) != (None,)
 
 
-def stacks(orders: Cohort, task: Task, chunk: int = 0, least: int = 1) -> list[Ints]:
+def stacks(
+    orders: Cohort, task: Task, chunk: int = 0, least: int = 1, *, runs: int = 1
+) -> list[Ints]:
     """Return the rows of every stack, ascending, with at most `chunk` devices in each.
 
-    0: as many as memory is predicted to hold. `least` stacks are made where there are as many
-    orders, so that as many workers have something to do.
+    0: as many as memory is predicted to hold, if so many `runs` share it. `least` stacks are made
+    where there are as many orders, so that as many workers have something to do.
     """
     found = []
     samples = sizes_of(task)[orders.device]
@@ -48,7 +50,7 @@ def stacks(orders: Cohort, task: Task, chunk: int = 0, least: int = 1) -> list[I
             some = alike_rows[rows]
             largest = int(some[np.argmax(samples[some])])
             amount = int(samples[largest]), int(steps[largest])
-            most = chunk or _fitting(orders, largest, *amount, task)
+            most = chunk or max(1, _fitting(orders, largest, *amount, task) // runs)
             count = max(-(-len(some) // most), min(least, len(some)))
             found += np.array_split(some, count) if count > 1 else [some]
     return found
@@ -92,12 +94,21 @@ def buckets(steps: Ints) -> list[Ints]:
 
 def side_by_side(orders: Cohort, stacks: Sequence[Ints], task: Task) -> int:
     """Return how many stacks as large as the largest of these fit into memory at once."""
+    return at_once([len(some) for some in stacks], capacities(orders, stacks, task))
+
+
+def at_once(sizes: Sequence[int], capacities: Sequence[int]) -> int:
+    """Return how many stacks fit into memory at once, given of how many devices one could be."""
+    shares = [size / most for size, most in zip(sizes, capacities, strict=True)]
+    return max(1, int(1 / max(shares)))
+
+
+def capacities(orders: Cohort, stacks: Sequence[Ints], task: Task) -> list[int]:
+    """Return how many devices like its largest one would fit into memory, for every stack."""
     samples = sizes_of(task)[orders.device]
     steps = steps_of(orders.hyperparameters, samples)
     rows = [int(some[np.argmax(samples[some])]) for some in stacks]
-    most = [_fitting(orders, row, int(samples[row]), int(steps[row]), task) for row in rows]
-    shares = [len(some) / fitting for some, fitting in zip(stacks, most, strict=True)]
-    return max(1, int(1 / max(shares)))
+    return [_fitting(orders, row, int(samples[row]), int(steps[row]), task) for row in rows]
 
 
 def _fitting(orders: Cohort, row: int, samples: int, steps: int, task: Task) -> int:
