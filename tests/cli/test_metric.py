@@ -68,7 +68,7 @@ def test_a_run_without_metrics_is_measured_by_its_loss_everywhere(folder: Path) 
     assert "–" not in shown
     assert "by width (loss)" in shown
     assert "To reach loss 1000:" in shown
-    results = json.loads((folder / "runs/compare/results.json").read_text())["bare"]
+    results = json.loads((folder / "runs/compare/results.json").read_text())["runs"]["bare"]
     assert all(each["metric"] == "loss" and each["score"] == each["loss"] for each in results)
     assert [each["to_target"]["spent"]["rounds"] for each in results] == [1, 1]
     assert (folder / "runs/compare/comparison.png").stat().st_size > 10_000
@@ -83,7 +83,7 @@ def test_a_target_is_one_of_the_own_metric(folder: Path) -> None:
     missed = succeeds(*words, "--target", "1e-9")
     assert "not reached (best " in missed
     assert "–" not in missed  # nothing was spent on it: no column of dashes
-    results = json.loads((folder / "runs/compare/results.json").read_text())["own"]
+    results = json.loads((folder / "runs/compare/results.json").read_text())["runs"]["own"]
     assert [each["to_target"]["spent"]["rounds"] for each in results] == [1, 1]
     assert results[0]["within"]["time"]["metric"] == "mae"
 
@@ -120,10 +120,10 @@ def test_widths_are_shown_in_comparisons(folder: Path) -> None:
     shown = succeeds("compare", *words, "widths=[1.0, 0.5]")
     assert "The shared model at the end, by width (accuracy %):" in shown
     _, narrow, _ = rows_of(shown, "small")
-    results = json.loads((folder / "runs/compare-2/results.json").read_text())["small"]
+    results = json.loads((folder / "runs/compare-2/results.json").read_text())["runs"]["small"]
     mean = sum(each["score"] for each in results) / 2
     assert narrow[1] == f"{100 * mean:.1f}"
-    assert len(narrow) == 5  # two means, two deviations
+    assert len(narrow) == 5  # two means, two margins
 
 
 def test_a_run_in_which_everything_is_lost_says_what_to_change(folder: Path) -> None:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from anyfleet.analysis.statistics import estimate, paired_difference, t_quantile
+from anyfleet.analysis.intervals import estimate, paired_difference, t_quantile
 
 # Two-sided 5 % points, to the three places of the usual tables (Fisher and Yates, table III).
 TABLE = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306}
@@ -67,7 +67,9 @@ def test_paired_intervals_cover_and_are_narrow_where_seeds_do_the_same_to_both()
     random = np.random.default_rng(17)
     covered, narrower = 0, 0
     for _ in range(1000):
-        luck = random.normal(0.0, 0.10, size=4)  # of the seed: the same data, cohorts, initial model
+        luck = random.normal(
+            0.0, 0.10, size=4
+        )  # of the seed: the same data, cohorts, initial model
         one, other = (
             dict(enumerate((mean + luck + random.normal(0.0, 0.01, size=4)).tolist()))
             for mean in (0.72, 0.70)

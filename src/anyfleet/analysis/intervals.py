@@ -7,6 +7,7 @@ difference between two runs is taken seed by seed: what a seed does to both of t
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -72,6 +73,7 @@ def paired_difference(
     return estimate([values[seed] - reference[seed] for seed in both], len(seeds))
 
 
+@cache
 def t_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
     """Return the t that a Student variable exceeds in size with probability 1 − `confidence`."""
     if degrees < 1:
@@ -86,9 +88,10 @@ def t_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
 
 
 def _within(angle: float, degrees: int) -> float:
-    """Return P(|T| ≤ √degrees · tan angle), by the finite series of Abramowitz and Stegun, 26.7.3-4.
+    """Return P(|T| ≤ √degrees · tan angle) for a Student variable T.
 
-    Its terms are powers of the cosine, even ones for even degrees and odd ones for odd degrees.
+    The series (Abramowitz and Stegun, 26.7.3 and 26.7.4) is finite and exact. Its terms are powers
+    of the cosine: even ones for even degrees, odd ones for odd degrees.
     """
     cosine = math.cos(angle)
     odd = degrees % 2
