@@ -18,9 +18,9 @@ from tests.analysis.test_comparison import RUNS, run
 WIDE = 200
 
 
-def reported(folder: Path, runs: Runs, goal: Goal, **options: int) -> str:
+def reported(folder: Path, runs: Runs, goal: Goal, planned: int | None = None) -> str:
     screen = Console(width=WIDE, file=StringIO(), highlight=False)
-    report(folder, runs, goal, screen, **options)
+    report(folder, runs, goal, screen, planned=planned)
     shown: str = screen.file.getvalue()  # type: ignore[attr-defined]
     return shown.partition("Picture: ")[0]  # its path has the name of the test
 
