@@ -580,9 +580,9 @@ def test_small_amounts_keep_two_digits() -> None:
     shown = StringIO()
     Console(width=200, file=shown).print(table({"brief": {0: [brief]}}, 0.5, 200))
     head = " ".join(shown.getvalue().splitlines()[0].split())
-    assert head == "accuracy % best % simulated ms ms to 50.0 % J kB down MB up MFLOP failures"
+    assert head == "accuracy % best % simulated ms ms to 50.0 % J kB down MB up kFLOP failures"
     cells = rows_of(shown.getvalue(), "brief")[0]
-    assert cells[3:] == ["0.42", "0.42", "1.0", "20.0", "1.0", "0.17", "0"]
+    assert cells[3:] == ["0.42", "0.42", "1.0", "20.0", "1.0", "170.0", "0"]
 
 
 @pytest.mark.parametrize("command", ["run", "compare", "resume"])

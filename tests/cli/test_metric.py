@@ -150,3 +150,39 @@ def test_whale_says_when_it_is_nothing_but_its_cap(folder: Path) -> None:
     shown = succeeds("run", "whale.toml", "rounds=1")
     assert "In all 4 choices by FisherUtility the device had no history" in shown
     assert "no history" not in succeeds("run", "whale.toml", "rounds=3")
+
+
+def test_a_comparison_can_be_by_any_metric_and_from_any_run(folder: Path) -> None:
+    (folder / "other.toml").write_text('extends = "small.toml"\n[method]\nlr = 0.01\n')
+    words = ["compare", "small.toml", "other.toml", "rounds=1", "--seeds", "2"]
+    shown = succeeds(*words, "--metric", "loss", "--reference", "other", "--x", "rounds")
+    assert "To reach loss " in shown
+    results = json.loads((folder / "runs/compare/results.json").read_text())
+    assert results["reference"] == "other"
+    assert results["goal"]["over"] == ["rounds"]
+    assert all(run["metric"] == "loss" for group in results["runs"].values() for run in group)
+    difference = results["differences"]["small"]["score"]
+    runs = results["runs"]
+    apart = [a["loss"] - b["loss"] for a, b in zip(runs["small"], runs["other"], strict=True)]
+    assert difference["mean"] == pytest.approx(sum(apart) / 2)
+    assert difference["low"] < difference["mean"] < difference["high"]
+    (row,) = (each for each in rows_of(shown, "small") if each[1:4] == ["−", "other", "2"])
+    assert row[4:6] == ["of", "2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--metric", "mae"], "got 'mae', but small has accuracy, loss"),
+        (["--reference", "big"], "must be one of small; got 'big'"),
+        (["--x", "joules"], "may be rounds, time, energy, bytes, flops; got 'joules'"),
+        (["--metric", "loss", "--target", "nan"], "must be a number (loss)"),
+    ],
+)
+def test_what_runs_do_not_have_is_refused_before_they_begin(
+    folder: Path, words: list[str], told: str
+) -> None:
+    result = anyfleet_command("compare", "small.toml", *words)
+    assert result.exit_code == 2
+    assert told in flat(result.output)
+    assert not (folder / "runs").exists()

@@ -59,8 +59,8 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Number:
-    """One number of runs: by name and seed, with its unit. Where it is not known, it is left out.
+class Quantity:
+    """One quantity of runs: by name and seed, with its unit. Where it is not known, it is left out.
 
     `metric` names the metric of a score, and is "" for the metric by which each run is measured.
     """
@@ -72,7 +72,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was found about runs; by name, then by seed. docs/runs.md lists the numbers."""
+    """What was found about runs; by name, then by seed. docs/runs.md lists the quantities."""
 
     goal: Goal
     runs: Runs  # as measured by the metric of the goal
@@ -82,11 +82,11 @@ class Comparison:
     costs: Mapping[str, Mapping[int, ToTarget]]
     amounts: Mapping[Resource, float]
     lessons: Mapping[Resource, Mapping[str, Mapping[int, Within]]]
-    numbers: Mapping[str, Number]
+    quantities: Mapping[str, Quantity]
 
     def mean(self, number: str, name: str) -> Estimate:
         """Return the mean of a number over the seeds of a run, with its interval."""
-        values = self.numbers[number].values.get(name, {})
+        values = self.quantities[number].values.get(name, {})
         return estimate(list(values.values()), len(self.runs[name]))
 
     def difference(self, number: str, name: str) -> Estimate:
@@ -94,7 +94,7 @@ class Comparison:
 
         Nothing is known of scores by different metrics.
         """
-        found, seeds = self.numbers[number], self.common_seeds(name)
+        found, seeds = self.quantities[number], self.common_seeds(name)
         comparable = found.metric != "" or self.metric(name) == self.metric(self.reference)
         values = found.values if comparable else {}
         return paired_difference(values.get(name, {}), values.get(self.reference, {}), seeds)
@@ -135,9 +135,9 @@ def compare(runs: Runs, goal: Goal | None = None) -> Comparison:
     lessons: dict[Resource, Mapping[str, Mapping[int, Within]]] = {}
     for resource, amount in amounts.items():
         lessons[resource] = _each(runs, _at_most(resource, amount, goal.width))
-    numbers = dict(_numbers(runs, costs, lessons))
+    quantities = dict(_quantities(runs, costs, lessons))
     common = common_score(everybody)
-    return Comparison(goal, runs, reference, common, target, costs, amounts, lessons, numbers)
+    return Comparison(goal, runs, reference, common, target, costs, amounts, lessons, quantities)
 
 
 def _reference(runs: Runs, goal: Goal) -> str:
@@ -172,7 +172,7 @@ def _at_most(
     return lambda records: within(records, resource, amount, width)
 
 
-# --- numbers ------------------------------------------------------------------------------------
+# --- quantities ---------------------------------------------------------------------------------
 
 _ENDS: Mapping[str, tuple[str, Callable[[Summary], float]]] = MappingProxyType(
     {
@@ -197,44 +197,44 @@ _SPENT: Mapping[str, tuple[str, Callable[[Spent], float]]] = MappingProxyType(
 )
 
 
-def _numbers(
+def _quantities(
     runs: Runs,
     costs: Mapping[str, Mapping[int, ToTarget]],
     lessons: Mapping[Resource, Mapping[str, Mapping[int, Within]]],
-) -> Iterator[tuple[str, Number]]:
-    """Yield every number of a comparison under its name."""
+) -> Iterator[tuple[str, Quantity]]:
+    """Yield every quantity of a comparison under its name."""
     measured = {
         name: {seed: records for seed, records in group.items() if evaluated(records)}
         for name, group in runs.items()
     }
     ends = _each(runs, summarise)
     scored = _each(measured, summarise)
-    yield "score", Number(_taken(scored, lambda end: end.score), metric="")
-    yield "best", Number(_taken(scored, lambda end: end.best), metric="")
+    yield "score", Quantity(_taken(scored, lambda end: end.score), metric="")
+    yield "best", Quantity(_taken(scored, lambda end: end.best), metric="")
     yield from _metrics(ends)
     yield from _widths(runs)
     for name, (unit, amount) in _ENDS.items():
-        yield name, Number(_taken(ends, amount), unit)
-    yield "deviation_over_devices", Number(_taken(ends, _over_devices), metric="accuracy")
+        yield name, Quantity(_taken(ends, amount), unit)
+    yield "deviation_over_devices", Quantity(_taken(ends, _over_devices), metric="accuracy")
     reached = {
         name: {seed: cost.spent for seed, cost in group.items() if cost.spent}
         for name, group in costs.items()
     }
     for name, (unit, spent) in _SPENT.items():
-        yield f"target_{name}", Number(_taken(reached, spent), unit)
+        yield f"target_{name}", Quantity(_taken(reached, spent), unit)
     for resource, found in lessons.items():
         known = {
             name: {seed: each for seed, each in group.items() if each.spent}
             for name, group in found.items()
         }
-        yield f"{resource}_score", Number(_taken(known, lambda each: each.score), metric="")
-        yield f"{resource}_best", Number(_taken(known, lambda each: each.best), metric="")
+        yield f"{resource}_score", Quantity(_taken(known, lambda each: each.score), metric="")
+        yield f"{resource}_best", Quantity(_taken(known, lambda each: each.best), metric="")
         by_then = {
             name: {seed: each.spent for seed, each in group.items() if each.spent}
             for name, group in known.items()
         }
         for name, (unit, spent) in _SPENT.items():
-            yield f"{resource}_{name}", Number(_taken(by_then, spent), unit)
+            yield f"{resource}_{name}", Quantity(_taken(by_then, spent), unit)
 
 
 def _taken(
@@ -247,13 +247,13 @@ def _taken(
     }
 
 
-def _metrics(ends: Mapping[str, Mapping[int, Summary]]) -> Iterator[tuple[str, Number]]:
+def _metrics(ends: Mapping[str, Mapping[int, Summary]]) -> Iterator[tuple[str, Quantity]]:
     """Yield the loss and all further metrics, at the last evaluation."""
     told = [end for group in ends.values() for end in group.values()]
     if any(not math.isnan(end.loss) for end in told):
-        yield "metric_loss", Number(_taken(ends, lambda end: end.loss), metric="loss")
+        yield "metric_loss", Quantity(_taken(ends, lambda end: end.loss), metric="loss")
     for other in dict.fromkeys(name for end in told for name in end.others):
-        yield f"metric_{other}", Number(_taken(ends, _of(other)), metric=other)
+        yield f"metric_{other}", Quantity(_taken(ends, _of(other)), metric=other)
 
 
 def _of(other: str) -> Callable[[Summary], float | None]:
@@ -264,12 +264,12 @@ def _over_devices(end: Summary) -> float | None:
     return end.fairness.deviation if end.fairness else None
 
 
-def _widths(runs: Runs) -> Iterator[tuple[str, Number]]:
+def _widths(runs: Runs) -> Iterator[tuple[str, Quantity]]:
     """Yield the last scores of the shared model, width by width from the largest."""
     found = _each(runs, at_widths)
     widths = {width for group in found.values() for each in group.values() for width in each}
     for width in sorted(widths, reverse=True):
-        yield f"score@{width:g}", Number(_taken(found, _at(width)), metric="")
+        yield f"score@{width:g}", Quantity(_taken(found, _at(width)), metric="")
 
 
 def _at(width: float) -> Callable[[Mapping[float, float]], float | None]:

@@ -20,10 +20,10 @@ def results_csv(found: Comparison) -> bytes:
     """Return a comparison as CSV, one row for every run and seed; what is not known is empty."""
     text = StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(("run", "seed", "metric", "target", *found.numbers))
+    rows.writerow(("run", "seed", "metric", "target", *found.quantities))
     for name, group in found.runs.items():
         for seed, records in group.items():
-            values = (each.values.get(name, {}).get(seed) for each in found.numbers.values())
+            values = (each.values.get(name, {}).get(seed) for each in found.quantities.values())
             first = (name, seed, records[-1].metric, _plain(found.target))
             rows.writerow((*first, *map(_plain, values)))
     return text.getvalue().encode()
@@ -48,11 +48,11 @@ def results_json(found: Comparison, planned: int | None = None) -> bytes:
         "amounts": found.amounts,
         "runs": {name: [*_runs(found, name)] for name in found.runs},
         "means": {
-            name: {number: _interval(found.mean(number, name)) for number in found.numbers}
+            name: {number: _interval(found.mean(number, name)) for number in found.quantities}
             for name in found.runs
         },
         "differences": {
-            name: {number: _interval(found.difference(number, name)) for number in found.numbers}
+            name: {number: _interval(found.difference(number, name)) for number in found.quantities}
             for name in found.runs
             if name != found.reference
         },

@@ -21,7 +21,8 @@ _SIZES: Mapping[str, float] = MappingProxyType(
 )
 # Nobody says kiloseconds, or millibytes.
 _PREFIXES: Mapping[str, str] = MappingProxyType({"s": "mµn", "B": "EPTGMk", "FLOP": "EPTGMk"})
-_LEAST = 0.1  # of a unit: the smallest amount of a column, with two decimals
+# Of a unit, the smallest amount of a column; 0.45 s is as readable as 450 ms, and shorter.
+_LEAST: Mapping[str, float] = MappingProxyType({"s": 0.1})
 _MOST = 1e7  # of a unit: beyond, a column has a larger one, and more decimals for small amounts
 
 
@@ -45,14 +46,16 @@ def quantity(amount: float, symbol: str) -> str:
 def common_unit(amounts: Iterable[float], symbol: str) -> Unit:
     """Return one unit for a column of amounts: the smallest that is not 0 keeps two digits.
 
-    It is the largest unit of which that amount is a tenth or more. Where this would make others
-    longer than seven digits, the unit is larger, and small amounts need more decimals.
+    It is the largest unit of which that amount is one or more, a tenth for seconds. Where this
+    would make others longer than seven digits, the unit is larger, and small amounts need more
+    decimals.
     """
     known = [abs(each) for each in amounts if each and math.isfinite(each)]
     if not known:
         return Unit(symbol, 1.0)
     units = _units(symbol)
-    fine = next((unit for unit in units if min(known) >= _LEAST * unit.size), units[-1])
+    least = _LEAST.get(symbol, 1.0)
+    fine = next((unit for unit in units if min(known) >= least * unit.size), units[-1])
     short = [unit for unit in units if unit.size >= fine.size and max(known) < _MOST * unit.size]
     return short[-1] if short else units[0]
 

@@ -113,7 +113,7 @@ class Sheet:
 
 def _column(found: Comparison, head: str, number: str) -> Column:
     """Return the column of a number of runs; "{}" in the head stands for its unit."""
-    told = found.numbers[number]
+    told = found.quantities[number]
     if told.metric is not None:
         return _scores(found, head, number, Metric(told.metric))
     if not told.unit:
@@ -125,7 +125,7 @@ def _column(found: Comparison, head: str, number: str) -> Column:
 def _scores(found: Comparison, head: str, number: str, metric: Metric) -> Column:
     """Return the column of a metric, with "NaN" where one of the seeds has a broken model."""
     made = _made(found, head, number, _share if metric.share else _exactly)
-    values = found.numbers[number].values
+    values = found.quantities[number].values
     broken = {name: "NaN" for name, group in values.items() if any(map(math.isnan, group.values()))}
     return Column(head, {**made.cells, **broken}, made.differences)
 
@@ -210,14 +210,14 @@ def ends(found: Comparison) -> Sheet:
 
     "spread %" is the deviation of the accuracy over devices, if these were evaluated.
     """
-    further = (name for name in found.numbers if name.startswith("metric_"))
+    further = (name for name in found.quantities if name.startswith("metric_"))
     others = [name for name in further if name != "metric_loss"]
     columns = [*_seeds(found), *_last_and_best(found)]
     columns += [_column(found, Metric(o.removeprefix("metric_")).head, o) for o in others]
     columns.append(_column(found, "simulated {}", "seconds"))
     if found.metrics and found.goal.width is None and not math.isnan(found.target):
         columns.append(_to_target(found))
-    unmeasured = found.numbers["unmeasured"].values
+    unmeasured = found.quantities["unmeasured"].values
     least = [name for name, group in unmeasured.items() if any(group.values())]
     columns.append(_energy(found, "joules", least))
     columns.append(_column(found, "{} down", "bytes_down"))
@@ -244,7 +244,7 @@ def widths(found: Comparison) -> Sheet | None:
 
     None if that is only the whole model, which `ends` has.
     """
-    numbers = [name for name in found.numbers if name.startswith("score@")]
+    numbers = [name for name in found.quantities if name.startswith("score@")]
     # If devices' own models are evaluated, the shared one is of interest only if it was cut.
     shown = [
         name
@@ -252,7 +252,7 @@ def widths(found: Comparison) -> Sheet | None:
         if group and (_cut(found, name, numbers) or not _on_devices(group))
     ]
     known = [
-        number for number in numbers if any(found.numbers[number].values[name] for name in shown)
+        number for number in numbers if any(found.quantities[number].values[name] for name in shown)
     ]
     if not set(known) - {"score@1"}:
         return None
@@ -261,7 +261,7 @@ def widths(found: Comparison) -> Sheet | None:
 
 
 def _cut(found: Comparison, name: str, numbers: Sequence[str]) -> bool:
-    return sum(bool(found.numbers[number].values[name]) for number in numbers) > 1
+    return sum(bool(found.quantities[number].values[name]) for number in numbers) > 1
 
 
 def _on_devices(group: Mapping[int, Sequence[RoundRecord]]) -> bool:
