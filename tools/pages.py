@@ -79,10 +79,10 @@ another part replaces the whole table of that part, so that no key of the former
 are replaced as a whole. A file that is extended may extend others, 20 in a row at most.
 
 Names of files, and all relative paths, refer to the file in which they stand: `file = "fleet.csv"`
-in `base.toml` lies beside `base.toml`. Code that the caller allows is looked for beside the run file
-alone; `[allow]` in any of the files is a request. Only plain files whose names end in `.toml` can be
-extended. A problem names the file in which its key stands, and `config.toml` in the folder of a run
-has what all files came to.
+in `base.toml` lies beside `base.toml`. Code that the caller allows is looked for beside the run
+file alone; `[allow]` in any of the files is a request. Only plain files whose names end in `.toml`
+can be extended. A problem names the file in which its key stands, and `config.toml` in the folder
+of a run has what all files came to.
 
 ## How to read this page
 
