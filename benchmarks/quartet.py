@@ -21,13 +21,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from anyfleet.analysis.equal_budgets import (
+    UNITS,
     Resource,
     Within,
     common_amount,
     first_after,
-    quantity,
     within,
 )
+from anyfleet.analysis.units import quantity
 from anyfleet.core.method import Method
 from anyfleet.experiment import Experiment, RoundRecord, play
 from anyfleet.methods import anycost, fedadp, heterofl, stc
@@ -113,7 +114,7 @@ Runs = Mapping[str, Sequence[Sequence[RoundRecord]]]
 def table(runs: Runs, resource: Resource) -> Iterator[str]:
     """Yield the accuracy of all methods for the least that any run used of a resource."""
     amount = common_amount([records for group in runs.values() for records in group], resource)
-    yield f"for {quantity(amount, resource)}:"
+    yield f"for {quantity(amount, UNITS[resource])}:"
     heads = f"{'accuracy %':>12} {'best %':>8} {'rounds':>8} {'s':>7} {'J':>8} {'MB up':>7}"
     yield f"  {'':<10} {heads}"
     for name, group in runs.items():

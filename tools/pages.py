@@ -65,6 +65,27 @@ aggregate = { use = "CoordinateMedian" }    # any slot of the method can be repl
 use = "testbed"
 ```
 
+## Files that build on others
+
+```toml
+extends = "base.toml"     # or a list of files, of which the last wins
+
+[method]
+lr = 0.1                  # changes one key of the method in base.toml
+```
+
+Tables are joined key by key, and the file that extends has the last word. A table whose `use` names
+another part replaces the whole table of that part, so that no key of the former one is left. Lists
+are replaced as a whole. A file that is extended may extend others, 20 in a row at most.
+
+Names of files, and all relative paths, refer to the file in which they stand: `file = "fleet.csv"`
+in `base.toml` lies beside `base.toml`. Code that the caller allows is looked for beside the run
+file alone; `[allow]` in any of the files is a request. Only plain files whose names end in `.toml`
+can be extended. A problem names the file in which its key stands, and `config.toml` in the folder
+of a run has what all files came to.
+
+## How to read this page
+
 This page is generated: `make pages` writes it anew. What a key means stands beside it or in the
 text above its table. A key without a default must be given, and `none` is a key that is left out.
 The words are those of the [glossary](glossary.md); what each part is for stands in

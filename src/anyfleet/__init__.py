@@ -38,6 +38,7 @@ if typing.TYPE_CHECKING:
         wire,
         world,
     )
+    from anyfleet.analysis.results import read_results
     from anyfleet.analysis.summaries import summarise, to_target
     from anyfleet.core.method import Method
     from anyfleet.elastic import trace
@@ -78,6 +79,7 @@ __all__ = [
     "papers",
     "parts",
     "play",
+    "read_results",
     "rng",
     "runtime",
     "store",
@@ -94,6 +96,7 @@ __version__ = "0.1.0"
 
 # Where the public names are defined; every other one of `__all__` is a package or module in here.
 _DEFINED = {
+    "anyfleet.analysis.results": ("read_results",),
     "anyfleet.analysis.summaries": ("summarise", "to_target"),
     "anyfleet.core.method": ("Method",),
     "anyfleet.elastic": ("trace",),

@@ -12,7 +12,6 @@ from anyfleet.analysis.equal_budgets import (
     common_amount,
     ended_after,
     first_after,
-    quantity,
     used,
     within,
 )
@@ -112,23 +111,6 @@ def test_slips_are_told() -> None:
     for amount in (-1.0, math.nan):
         with pytest.raises(ValueError, match="must be 0 or more"):
             within(RUN, "time", amount)
-
-
-@pytest.mark.parametrize(
-    ("amount", "resource", "told"),
-    [
-        (12345.6, "time", "12,346 s"),
-        (0.0582, "time", "0.0582 s"),
-        (1250.0, "energy", "1.25 kJ"),
-        (0.0025, "energy", "2.5 mJ"),
-        (0.0, "energy", "0 J"),
-        (2.48e8, "flops", "248 MFLOP"),
-        (12e12, "flops", "12 TFLOP"),
-        (2e6, "bytes", "2 MB"),
-    ],
-)
-def test_amounts_have_units(amount: float, resource: Resource, told: str) -> None:
-    assert quantity(amount, resource) == told
 
 
 def test_several_runs_are_told_by_their_ends() -> None:

@@ -33,22 +33,38 @@ def run(*accuracies: float, pace: float = 1.0) -> tuple[RoundRecord, ...]:
     )
 
 
-def test_a_band_joins_seeds_evaluation_by_evaluation() -> None:
+def test_a_band_holds_every_seed_at_its_last_evaluation() -> None:
+    """Evaluated after 1 and 3 seconds, and after 3, 9 and 12: nothing is interpolated."""
     runs = [run(0.2, math.nan, 0.6), run(0.4, math.nan, 0.6, 0.9, pace=3.0)]
     joined = band(runs, lambda point: point.time)
-    assert joined.x.tolist() == [2.0, 6.0]
-    assert joined.mean.tolist() == pytest.approx([0.3, 0.6])
-    assert joined.deviation.tolist() == pytest.approx([0.1 * math.sqrt(2), 0.0])
+    assert joined.x.tolist() == [3.0, 9.0, 12.0]  # from where both were evaluated, to the last end
+    assert joined.mean.tolist() == pytest.approx([0.5, 0.6, 0.75])
+    margins = [12.7062 * 0.1, 0.0, 12.7062 * 0.15]  # t of one degree, times half of the distance
+    assert (joined.high - joined.mean).tolist() == pytest.approx(margins, abs=1e-5)
+    assert (joined.mean - joined.low).tolist() == pytest.approx(margins, abs=1e-5)
 
 
-def test_a_single_run_has_no_width() -> None:
-    assert band([run(0.2, 0.5)], lambda point: point.time).deviation.tolist() == [0.0, 0.0]
+def test_places_that_several_evaluations_share_count_the_last() -> None:
+    """A round in which nobody spent energy moves no step to the right."""
+    assert band([run(0.2, 0.5)], lambda _: 4.0).mean.tolist() == [0.5]
+
+
+def test_a_single_run_has_no_band() -> None:
+    alone = band([run(0.2, 0.5)], lambda point: point.time)
+    assert alone.mean.tolist() == [0.2, 0.5]
+    assert np.isnan([alone.low, alone.high]).all()
+
+
+def test_a_seed_that_was_never_evaluated_leaves_no_curve() -> None:
+    assert not len(band([run(0.2), run(math.nan)], lambda point: point.time).x)
+    assert not len(band([], lambda point: point.time).x)
 
 
 @pytest.mark.parametrize("devices", [0, 5])
 def test_a_picture_shows_something(tmp_path: Path, devices: int) -> None:
     world = Fleet().build(np.ones(devices, dtype=np.int64), 0) if devices else None
-    runs = {"slow": [run(0.1, 0.5, pace=50.0)], "never judged": [run(math.nan)], "b": [run(0.2)]}
+    runs = {"slow": {0: run(0.1, 0.5, pace=50.0)}, "never judged": {0: run(math.nan)}, "none": {}}
+    runs["b"] = {0: run(0.2), 1: run(0.4, 0.9)}
     file = draw(tmp_path / "a.png", runs, world=world, title="a title")
     assert file.read_bytes().startswith(b"\x89PNG")
     from matplotlib.image import imread
@@ -69,7 +85,7 @@ def test_equal_amounts_have_a_panel_with_a_line_unless_it_is_far_away(
     monkeypatch.setattr(Axes, "axvline", lambda axes, x, **_: lines.append((axes.get_xlabel(), x)))
     points = tuple(replace(each, joules=each.time, flops=1e9) for each in run(0.1, 0.5, 0.6))
     amounts: dict[Resource, float] = {"bytes": 3e6, "energy": 100.0, "flops": 1e9}
-    file = draw(tmp_path / "a.png", {"a": [points]}, equal=amounts)
+    file = draw(tmp_path / "a.png", {"a": {0: points}}, equal=amounts)
     assert lines == [("traffic [MB]", 3.0), ("calculation [GFLOP]", 1.0)]
     # Two rows of two panels: time and traffic as always, energy and calculation.
     assert imread(file).shape[:2] == (2 * 585, 2 * 624)
@@ -85,7 +101,7 @@ def test_the_rows_of_a_legend_are_even(
     monkeypatch.setattr(Figure, "legend", lambda *_, ncols, **__: found.append(ncols))
     monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
     names = [f"{number}" for number in range(count)]
-    draw(tmp_path / "a.png", {name: [run(0.1, 0.5)] for name in names})
+    draw(tmp_path / "a.png", {name: {0: run(0.1, 0.5)} for name in names})
     groups = tuple(Group(name=f"group {name}") for name in names)
     world = Fleet(groups).build(np.ones(count, dtype=np.int64), 0)
     draw_fleet(tmp_path / "b.png", portray(world))
@@ -147,16 +163,27 @@ def test_panels_name_the_metric_and_have_the_widths(
             drawn.append((axes.get_xlabel(), axes.get_ylabel(), lines))
 
     monkeypatch.setattr(Figure, "savefig", look)
-    draw(str(tmp_path / "a.png"), {"a": [errors(3.0, 2.0)]})
+    draw(str(tmp_path / "a.png"), {"a": {0: errors(3.0, 2.0)}})
     assert drawn == [
         ("simulated time [s]", "rmse (less is better)", [[3.0, 2.0]]),
         ("traffic [MB]", "", [[3.0, 2.0]]),
         ("width of the model, at the end", "", [[4.0, 2.0]]),
     ]
+    drawn.clear()
+    draw(tmp_path / "a.png", {"a": {0: errors(3.0, 2.0)}}, over=("rounds", "bytes"))
+    assert [label for label, _, _ in drawn] == [
+        "rounds",
+        "traffic [MB]",
+        "width of the model, at the end",
+    ]
     # Other metrics have other panels; what nobody spent has none.
     drawn.clear()
     still = tuple(replace(each, down=0.0, up=0.0) for each in run(0.5, 0.6))
-    draw(tmp_path / "a.png", {"a": [errors(3.0, math.inf)], "b": [still]}, equal={"energy": 1.0})
+    draw(
+        tmp_path / "a.png",
+        {"a": {0: errors(3.0, math.inf)}, "b": {0: still}},
+        equal={"energy": 1.0},
+    )
     assert [label for label, _, _ in drawn] == [
         "simulated time [s]",
         "traffic [MB]",
@@ -167,11 +194,29 @@ def test_panels_name_the_metric_and_have_the_widths(
     assert drawn[0][2][0] == pytest.approx([3.0, math.nan], nan_ok=True)
 
 
+def test_bands_of_shares_stay_between_0_and_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.axes import Axes
+
+    filled: list[tuple[list[float], list[float]]] = []
+    monkeypatch.setattr(
+        Axes, "fill_between", lambda _, x, low, high, **__: filled.append(([*low], [*high]))
+    )
+    draw(tmp_path / "a.png", {"a": {0: run(0.4), 1: run(0.8)}}, over=("rounds",))
+    assert filled == [([0.0], [1.0])]
+    filled.clear()
+    draw(tmp_path / "a.png", {"a": {0: errors(2.0), 1: errors(3.0)}}, over=("rounds",))
+    ((low, high),) = filled
+    assert low[0] < 0
+    assert high[0] > 3
+
+
 def test_there_is_no_empty_picture(tmp_path: Path) -> None:
     with pytest.raises(NothingToDraw, match="no run was evaluated"):
-        draw(tmp_path / "a.png", {"a": [run(math.nan, math.nan)]})
+        draw(tmp_path / "a.png", {"a": {0: run(math.nan, math.nan)}})
     with pytest.raises(NothingToDraw, match="no evaluation gave a finite number"):
-        draw(tmp_path / "a.png", {"a": [errors(math.nan, math.inf)]})
+        draw(tmp_path / "a.png", {"a": {0: errors(math.nan, math.inf)}})
     assert not list(tmp_path.iterdir())
 
 
@@ -180,5 +225,5 @@ def test_without_matplotlib_the_message_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(NoPictures, match=r"pip install 'anyfleet\[report\]'"):
-        draw(tmp_path / "a.png", {"a": [run(0.1)]})
+        draw(tmp_path / "a.png", {"a": {0: run(0.1)}})
     assert not list(tmp_path.iterdir())

@@ -15,7 +15,8 @@ from anyfleet.analysis.summaries import (
     common_score,
     evaluated,
     failure_counts,
-    spread,
+    known_metrics,
+    measured_by,
     summarise,
     taken_apart,
     to_target,
@@ -49,7 +50,7 @@ RUN = (point(0, 0.3), point(1), point(2, 0.6, lost=1), point(3, 0.5, lost=2), po
 def test_the_first_evaluation_at_or_above_the_target_counts() -> None:
     assert to_target(RUN, 0.3).spent == Spent(10.0, joules=20.0, bytes=150.0, flops=1e6, rounds=1)
     assert to_target(RUN, 0.6).spent == Spent(30.0, joules=60.0, bytes=450.0, flops=3e6, rounds=3)
-    assert str(to_target(RUN, 0.6)) == "30.0 s, 60.0 J, 0.0 MB, 3 rounds"
+    assert str(to_target(RUN, 0.6)) == "30 s, 60 J, 450 B, 3 rounds"
 
 
 def test_a_target_that_was_missed_says_how_far_the_run_came() -> None:
@@ -153,10 +154,20 @@ def test_devices_that_were_asked_decide_the_accuracy() -> None:
     assert replace(RUN[0], on_devices=0.9).accuracy == 0.9
 
 
-def test_the_spread_is_that_of_a_sample() -> None:
-    assert spread([1.0, 3.0]).mean == 2.0
-    assert spread([1.0, 3.0]).deviation == pytest.approx(math.sqrt(2))
-    assert math.isnan(spread([1.0]).deviation)
+def test_a_run_can_be_measured_by_another_of_its_metrics() -> None:
+    assert known_metrics(RUN) == ("accuracy", "loss")
+    run = measured_by(RUN, "loss")
+    assert summarise(run).score == 0.5
+    assert (summarise(run).best, summarise(run).others) == (0.4, {"accuracy": 0.5})
+    assert to_target(run, 0.4).spent == to_target(RUN, 0.6).spent
+    assert measured_by(RUN, "accuracy") == RUN
+
+
+def test_of_devices_own_models_no_other_metric_is_known() -> None:
+    """The loss of the shared model says nothing about a run that trains none."""
+    run = tuple(replace(each, on_devices=0.9) if each.scores else each for each in RUN)
+    assert evaluated(run)
+    assert not evaluated(measured_by(run, "loss"))
 
 
 # --- the ledger -------------------------------------------------------------------------------

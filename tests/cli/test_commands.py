@@ -18,11 +18,12 @@ from typer.testing import CliRunner
 
 import anyfleet
 from anyfleet.analysis.breakdown import Breakdown
+from anyfleet.analysis.comparison import Goal, compare
 from anyfleet.analysis.summaries import Spent, ToTarget
 from anyfleet.cli import demo
 from anyfleet.cli.app import app
 from anyfleet.cli.fleet import presets
-from anyfleet.cli.tables import apart, how_many, megabytes, number, over_seeds, table, targets
+from anyfleet.cli.tables import amount, apart, drawn, how_many, table, targets
 from anyfleet.experiment import RoundRecord, RoundResult, load
 from anyfleet.store import Recording, checkpoint, read_rounds
 
@@ -88,7 +89,7 @@ def test_the_demo_compares_six_methods_and_draws(
     rows = {line.split()[0] for line in shown.splitlines() if line.endswith(" 0")}
     methods = ["FedAvg", "HeteroFL", "FedPMT", "WHALE-FL", "FedResCuE", "AnycostFL"]
     assert rows == {*methods, "local", "centralised"}
-    assert (folder / "here/demo.png").stat().st_size > 10_000
+    assert (folder / "here/comparison.png").stat().st_size > 10_000
     fedavg, heterofl = (read_rounds(folder / "here" / n)[0] for n in ("fedavg", "heterofl"))
     assert heterofl.down < fedavg.down
     assert heterofl.time < fedavg.time
@@ -224,10 +225,14 @@ def test_compare_runs_every_file_with_every_seed(folder: Path) -> None:
         RUN_FILE.replace("heterofl", "fedavg").replace("widths = [1.0, 0.5]", "#")
     )
     shown = succeeds("compare", "small.toml", "other.toml", "rounds=1", "--seeds", "2")
-    totals, costs = (line for line in shown.splitlines() if line.startswith("other "))
+    totals, total_less, costs, cost_less = (
+        line for line in shown.splitlines() if line.startswith("other ")
+    )
     assert totals.count("±") == 8
-    assert costs.count("±") == 4
-    results = json.loads((folder / "runs/compare/results.json").read_text())
+    assert costs.count("±") == 3  # both took one round
+    assert total_less.startswith("other − small ")
+    assert cost_less.startswith("other − small 2 of 2 ")
+    results = json.loads((folder / "runs/compare/results.json").read_text())["runs"]
     assert {name: len(group) for name, group in results.items()} == {"small": 2, "other": 2}
     assert (folder / "runs/compare/comparison.png").stat().st_size > 10_000
     seeds = [load(folder / f"runs/compare/small/seed-{s}/config.toml").seed for s in (0, 1)]
@@ -240,7 +245,7 @@ def test_compare_never_drops_a_run_that_misses_the_target(folder: Path) -> None:
     words = ["rounds=1", "widths=[1.0, 0.5]", "--seeds", "2", "--width", "0.5", "--target", "1.0"]
     shown = succeeds("compare", "small.toml", *words)
     assert "To reach 100.0 % at width 0.5:" in shown
-    results = json.loads((folder / "runs/compare/results.json").read_text())["small"]
+    results = json.loads((folder / "runs/compare/results.json").read_text())["runs"]["small"]
     best = max(result["to_target"]["best"] for result in results)
     assert shown.count(f"not reached (best {100 * best:.1f} %)") == 1
     assert [result["to_target"]["spent"] for result in results] == [None, None]
@@ -264,27 +269,30 @@ def test_compare_wants_a_width_that_is_evaluated(folder: Path) -> None:
 def test_seeds_that_miss_a_target_are_counted() -> None:
     spent = Spent(time=12.0, joules=1.0, bytes=1.0, flops=1.0, rounds=1)
     group = [ToTarget(0.8, 0.9, spent), ToTarget(0.8, 0.7, None)]
-    told = "1 of 2 runs: 12.0; else best 70.0 %"
-    assert over_seeds(group, lambda each: each.time) == told
-    everybody = [*group, ToTarget(0.8, 0.75, None), ToTarget(0.8, math.nan, None)]
-    assert over_seeds(everybody, lambda each: each.time) == "1 of 4 runs: 12.0; else best 75.0 %"
-    assert over_seeds(group[:1], lambda each: each.time) == "12.0"
-    assert over_seeds(group[1:], lambda each: each.time) == "not reached (best 70.0 %)"
-    assert over_seeds([ToTarget(math.nan, math.nan, None)], lambda each: each.time) == "–"
     assert how_many(group) == "1 of 2, else best 70.0 %"
     assert how_many(group[:1]) == "1 of 1"
+    assert how_many(group[1:]) == "not reached (best 70.0 %)"
+    assert how_many([ToTarget(math.nan, math.nan, None)]) == "–"
+    assert how_many([]) == "–"
 
 
 def test_what_a_target_cost_fits_a_terminal_also_when_some_missed_it() -> None:
-    spent = ToTarget(0.8, 0.9, Spent(13.8, joules=2e3, bytes=3e7, flops=1.0, rounds=12))
-    missed = ToTarget(0.8, 0.713, None)
+    def run(*accuracies: float) -> list[RoundRecord]:
+        return [
+            RoundRecord(k, 13.8, 1e7, 2e7, 1.0, 2e3, 5, 0, 0.5, math.nan, {"accuracy": each})
+            for k, each in enumerate(accuracies)
+        ]
+
+    runs = {"heterofl": {0: run(0.9), 1: run(0.7, 0.713)}, "local": {0: run(0.5), 1: run(0.713)}}
     screen = Console(width=80, file=StringIO())
-    screen.print(targets({"heterofl": [spent, missed], "local": [missed] * 2}, screen.width))
+    screen.print(drawn(targets(compare(runs, Goal(target=0.8))), screen.width))
     head, *rows = screen.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert head.split() == ["runs", "simulated", "s", "kJ", "MB", "rounds"]
     told = [" ".join(row.split()) for row in rows]
-    assert told[0] == "heterofl 1 of 2, else best 71.3 % 13.8 2.0 30.0 12.0"
+    # No interval of a seed that was selected, and no difference from one that never came.
+    assert told[0] == "heterofl 1 of 2, else best 71.3 % 13.8 2.0 30.0 1"
     assert told[1] == "local not reached (best 71.3 %) – – – –"
+    assert told[2] == "local − heterofl 0 of 2 – – – –"
 
 
 def test_a_run_tells_why_orders_were_lost(folder: Path) -> None:
@@ -301,10 +309,10 @@ def test_a_run_tells_for_whom_the_model_is_how_accurate(folder: Path) -> None:
     for name, width in zip(("group: level 1", "class 3"), ("groups", "classes"), strict=True):
         found = [getattr(each, width) for each in point.details]
         values = [each["level 1"] if width == "groups" else each[3] for each in found]
-        assert rows[name] == [number(100 * value) for value in values]
+        assert rows[name] == [amount(100 * value) for value in values]
     fairness = [each.fairness for each in point.details]
-    assert rows["devices: worst"] == [number(100 * each.worst) for each in fairness]
-    assert rows["devices: 10th percentile"] == [number(100 * each.tenth) for each in fairness]
+    assert rows["devices: worst"] == [amount(100 * each.worst) for each in fairness]
+    assert rows["devices: 10th percentile"] == [amount(100 * each.tenth) for each in fairness]
     assert "spread" in shown
     summary = json.loads((folder / "runs/small/summary.json").read_text())
     assert summary["result"]["fairness"] == asdict(fairness[0])
@@ -341,10 +349,10 @@ def test_help_explains_arguments(command: str, told: str) -> None:
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_table_of_many_seeds_fits_a_terminal(width: int) -> None:
-    def group(accuracy: float) -> list[list[RoundRecord]]:
+    def group(accuracy: float) -> dict[int, list[RoundRecord]]:
         base = RoundRecord(0, 0.0, 0.0, 0.0, 0.0, 0.0, 5, 0, 0.5, math.nan, {"accuracy": accuracy})
-        return [
-            [
+        return {
+            k: [
                 replace(
                     base,
                     time=2e4 + k,
@@ -356,7 +364,7 @@ def test_a_table_of_many_seeds_fits_a_terminal(width: int) -> None:
                 )
             ]
             for k in range(3)
-        ]
+        }
 
     screen = Console(width=width, file=StringIO())
     runs = {"asynchronous-with-a-long-name": group(0.8), "fedavg": group(0.7)}
@@ -364,10 +372,10 @@ def test_a_table_of_many_seeds_fits_a_terminal(width: int) -> None:
     shown = screen.file.getvalue()  # type: ignore[attr-defined]
     assert max(map(len, shown.splitlines())) <= width
     assert "…" not in shown
-    heads = "accuracy best simulated kJ MB down up GFLOP failures"
-    words = f"{heads} 20,001 ±1 31,000 ±1,000 4,000 60,000 8.0"
+    heads = "accuracy best simulated kJ GB down up TFLOP failures"
+    words = f"{heads} 20,001 ±2 31.0 ±2.5 4.0 60.0 8.0"
     assert set(words.split()) <= set(shown.split())
-    assert shown.split().count("±1.0") == 2  # the failures, of both
+    assert shown.split().count("±2.5") == 4  # failures and traffic, of both
 
 
 def test_compare_keeps_files_of_the_same_name_apart(folder: Path) -> None:
@@ -544,26 +552,37 @@ def test_a_run_that_is_stopped_keeps_everything_so_far(
     assert checkpoint.examine(checkpoint.found(run)[0]).rounds == len(kept)
 
 
-def test_what_codecs_leave_of_a_message_is_told_in_full() -> None:
-    assert megabytes(28_430.0) == "0.028"
-    assert megabytes(18_100_000.0) == "18.1"
-    assert megabytes(0.0) == "0.0"
-    assert megabytes(20_000.0, 40_000.0) == "0.030 ±0.014"
+@pytest.mark.parametrize(
+    ("mean", "margin", "told"),
+    [
+        (42.34, math.nan, "42.3"),
+        (42.34, 7.94, "42.3 ±7.9"),
+        (0.0284, math.nan, "0.028"),
+        (0.03, 0.014, "0.030 ±0.014"),
+        (5.1, 0.88, "5.10 ±0.88"),
+        (70.0, 0.0, "70.0 ±0.0"),
+        (70.0, 0.004, "70.00 ±0.00"),
+        (12345.6, 12.0, "12,346 ±12"),
+        (0.0, math.nan, "0.0"),
+        (1.2e-7, math.nan, "1.2e-07"),
+        (-1.2e-7, 3e-8, "-1.2e-07 ±3.0e-08"),
+        (-0.0034, math.nan, "-0.0034"),
+        (math.nan, math.nan, "–"),
+    ],
+)
+def test_numbers_keep_two_digits(mean: float, margin: float, told: str) -> None:
+    assert amount(mean, margin) == told
 
 
 def test_small_amounts_keep_two_digits() -> None:
     """Those of very short runs were all 0.000."""
-    assert megabytes(1_248.0) == "0.0012"
-    assert megabytes(416.0, 832.0) == "0.00062 ±0.00029"
-    assert megabytes(0.12) == "1.2e-07"
-    assert megabytes(2.0, 4.0) == "3.0e-06 ±1.4e-06"
-    assert megabytes(1_000.0, math.nan) == "–"
-    brief = RoundRecord(0, 4.16e-4, 1e6, 1e6, 1.7e5, 1.0, 5, 0, 0.5, math.nan, {"accuracy": 0.5})
+    brief = RoundRecord(0, 4.16e-4, 2e4, 1e6, 1.7e5, 1.0, 5, 0, 0.5, math.nan, {"accuracy": 0.5})
     shown = StringIO()
-    Console(width=200, file=shown).print(table({"brief": [[brief]]}, 0.5, 200))
+    Console(width=200, file=shown).print(table({"brief": {0: [brief]}}, 0.5, 200))
+    head = " ".join(shown.getvalue().splitlines()[0].split())
+    assert head == "accuracy % best % simulated ms ms to 50.0 % J kB down MB up kFLOP failures"
     cells = rows_of(shown.getvalue(), "brief")[0]
-    assert cells.count("0.00042") == 2  # until the end, and to the target
-    assert "0.00017" in cells
+    assert cells[3:] == ["0.42", "0.42", "1.0", "20.0", "1.0", "170.0", "0"]
 
 
 @pytest.mark.parametrize("command", ["run", "compare", "resume"])

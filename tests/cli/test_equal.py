@@ -2,16 +2,16 @@
 
 import json
 import math
-from dataclasses import asdict, replace
-from io import StringIO
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from anyfleet.analysis.equal_budgets import Resource, Within, common_amount, quantity, within
-from anyfleet.analysis.summaries import Spent
+from anyfleet.analysis.comparison import Goal, compare
+from anyfleet.analysis.equal_budgets import Resource, common_amount, within
+from anyfleet.analysis.units import quantity
 from anyfleet.cli.tables import learned, shortfalls
+from anyfleet.experiment import RoundRecord
 from anyfleet.store import read_rounds
 from tests.cli.test_commands import anyfleet_command, succeeds
 from tests.cli.test_resume import RUN_FILE
@@ -36,7 +36,7 @@ def test_compare_tells_what_the_same_amount_taught(folder: Path) -> None:
         for name in ("half", "whole")
         for seed in (0, 1)
     ]
-    results = json.loads((folder / "runs/compare/results.json").read_text())
+    results = json.loads((folder / "runs/compare/results.json").read_text())["runs"]
     told = [run["within"] for group in results.values() for run in group]
     asked: tuple[Resource, ...] = ("energy", "bytes")
     expected = [
@@ -46,12 +46,14 @@ def test_compare_tells_what_the_same_amount_taught(folder: Path) -> None:
     assert told == expected
     assert told[0]["bytes"]["spent"]["rounds"] > told[2]["bytes"]["spent"]["rounds"]
     _, energy, traffic = shown.split("\nFor ")
-    assert energy.startswith(quantity(told[0]["energy"]["amount"], "energy") + ":")
-    assert traffic.startswith(quantity(told[0]["bytes"]["amount"], "bytes") + " of traffic:")
+    assert energy.startswith(quantity(told[0]["energy"]["amount"], "J") + ":")
+    assert traffic.startswith(quantity(told[0]["bytes"]["amount"], "B") + " of traffic:")
     for text in (energy, traffic):
-        rows = text.splitlines()[2:4]
-        assert [row.split()[:4] for row in rows] == [[n, "2", "of", "2"] for n in ("half", "whole")]
-        assert [row.count("±") for row in rows] == [7, 7]
+        half, whole, difference = text.splitlines()[2:5]
+        assert half.split()[:4] == ["half", "2", "of", "2"]
+        assert whole.split()[:4] == ["whole", "2", "of", "2"]
+        assert difference.split()[:6] == ["whole", "−", "half", "2", "of", "2"]
+        assert half.count("±") >= 6
 
 
 def test_compare_says_which_runs_ended_before_the_budget(folder: Path) -> None:
@@ -59,10 +61,10 @@ def test_compare_says_which_runs_ended_before_the_budget(folder: Path) -> None:
     shown = succeeds("compare", *words)
     (point,) = read_rounds(folder / "runs/compare/half/seed-0")
     title, _, row = shown.partition("For ")[2].splitlines()[:3]
-    assert title == "1,000 TFLOP:"
+    assert title == "1 PFLOP:"
     assert row.split()[:4] == ["half", "1", "of", "1"]
-    assert f"half: 1 of 1 ended after {quantity(point.flops, 'flops')}." in shown.splitlines()
-    result = json.loads((folder / "runs/compare/results.json").read_text())["half"][0]
+    assert f"half: 1 of 1 ended after {quantity(point.flops, 'FLOP')}." in shown.splitlines()
+    result = json.loads((folder / "runs/compare/results.json").read_text())["runs"]["half"][0]
     assert result["within"]["flops"]["amount"] == 1e15
     assert result["within"]["flops"]["total"] == point.flops
 
@@ -99,21 +101,28 @@ def test_compare_refuses_amounts_that_mean_nothing(
     assert not (folder / "runs").exists()
 
 
+def run(end: float, *evaluated: float) -> list[RoundRecord]:
+    """A run whose accuracy is a tenth of the seconds at which it was evaluated."""
+    return [
+        RoundRecord(
+            k, each, 7e3 * each, 0.0, 5e6 * each, 2 * each, 1, 0, 0.5, math.nan, scores=scores
+        )
+        for k, each in enumerate(sorted({*evaluated, end}))
+        for scores in [{"accuracy": each / 10} if each in evaluated else {}]
+    ]
+
+
 def test_runs_that_did_not_use_the_amount_are_told() -> None:
-    spent = Spent(time=4.0, joules=8.0, bytes=28e3, flops=2e7, rounds=4)
-    done = Within("time", 5.0, 6.0, 2.0, 0.6, 0.7, spent)
-    ended = replace(done, total=4.5, score=0.5)
-    late = replace(done, first=5.5, score=math.nan, best=math.nan, spent=None)
-    runs = {"a": [done, late, ended], "b": [done], "c": [late]}
-    assert list(shortfalls(runs)) == [
+    done, late, ended = run(6.0, 2.0, 4.0), run(6.0, 5.5), run(4.5, 3.0)
+    runs = {"a": {0: done, 1: late, 2: ended}, "b": {0: done}, "c": {0: late}}
+    found = compare(runs, Goal(equal=("time",), budget=5.0))
+    assert list(shortfalls(found.lessons["time"])) == [
         "a: 1 of 3 ended after 4.5 s, 1 of 3 first evaluated after 5.5 s.",
         "c: 1 of 1 first evaluated after 5.5 s.",
     ]
-    screen = Console(width=120, file=StringIO())
-    screen.print(learned(runs, screen.width))
-    head, *rows = screen.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert head.split()[-4:] == ["J", "MB", "GFLOP", "rounds"]
-    told = [" ".join(row.split()) for row in rows]
-    assert told[0].startswith("a 2 of 3 55.0 ±7.1 70.0 ±0.0 4.0 ±0.0 8.0 ±0.0 0.028 ±0.000 ")
-    assert told[1] == "b 1 of 1 60.0 70.0 4.0 8.0 0.028 0.020 4.0"
-    assert told[2] == "c 0 of 1 – – – – – – –"
+    sheet = learned(found, "time")
+    assert sheet.heads[-5:] == ("simulated s", "J", "kB", "MFLOP", "rounds")
+    assert sheet.rows["a"][:4] == ["2 of 3", "35.0", "35.0", "3.5"]
+    assert sheet.rows["b"] == ["1 of 1", "40.0", "40.0", "4.0", "8.0", "28.0", "20.0", "2"]
+    assert sheet.rows["c"] == ["0 of 1", *["–"] * 7]
+    assert list(sheet.rows) == ["a", "b", "c"]  # one common seed makes no difference

@@ -68,7 +68,7 @@ def test_a_run_without_metrics_is_measured_by_its_loss_everywhere(folder: Path) 
     assert "–" not in shown
     assert "by width (loss)" in shown
     assert "To reach loss 1000:" in shown
-    results = json.loads((folder / "runs/compare/results.json").read_text())["bare"]
+    results = json.loads((folder / "runs/compare/results.json").read_text())["runs"]["bare"]
     assert all(each["metric"] == "loss" and each["score"] == each["loss"] for each in results)
     assert [each["to_target"]["spent"]["rounds"] for each in results] == [1, 1]
     assert (folder / "runs/compare/comparison.png").stat().st_size > 10_000
@@ -83,7 +83,7 @@ def test_a_target_is_one_of_the_own_metric(folder: Path) -> None:
     missed = succeeds(*words, "--target", "1e-9")
     assert "not reached (best " in missed
     assert "–" not in missed  # nothing was spent on it: no column of dashes
-    results = json.loads((folder / "runs/compare/results.json").read_text())["own"]
+    results = json.loads((folder / "runs/compare/results.json").read_text())["runs"]["own"]
     assert [each["to_target"]["spent"]["rounds"] for each in results] == [1, 1]
     assert results[0]["within"]["time"]["metric"] == "mae"
 
@@ -120,10 +120,10 @@ def test_widths_are_shown_in_comparisons(folder: Path) -> None:
     shown = succeeds("compare", *words, "widths=[1.0, 0.5]")
     assert "The shared model at the end, by width (accuracy %):" in shown
     _, narrow, _ = rows_of(shown, "small")
-    results = json.loads((folder / "runs/compare-2/results.json").read_text())["small"]
+    results = json.loads((folder / "runs/compare-2/results.json").read_text())["runs"]["small"]
     mean = sum(each["score"] for each in results) / 2
     assert narrow[1] == f"{100 * mean:.1f}"
-    assert len(narrow) == 5  # two means, two deviations
+    assert len(narrow) == 5  # two means, two margins
 
 
 def test_a_run_in_which_everything_is_lost_says_what_to_change(folder: Path) -> None:
@@ -150,3 +150,39 @@ def test_whale_says_when_it_is_nothing_but_its_cap(folder: Path) -> None:
     shown = succeeds("run", "whale.toml", "rounds=1")
     assert "In all 4 choices by FisherUtility the device had no history" in shown
     assert "no history" not in succeeds("run", "whale.toml", "rounds=3")
+
+
+def test_a_comparison_can_be_by_any_metric_and_from_any_run(folder: Path) -> None:
+    (folder / "other.toml").write_text('extends = "small.toml"\n[method]\nlr = 0.01\n')
+    words = ["compare", "small.toml", "other.toml", "rounds=1", "--seeds", "2"]
+    shown = succeeds(*words, "--metric", "loss", "--reference", "other", "--x", "rounds")
+    assert "To reach loss " in shown
+    results = json.loads((folder / "runs/compare/results.json").read_text())
+    assert results["reference"] == "other"
+    assert results["goal"]["over"] == ["rounds"]
+    assert all(run["metric"] == "loss" for group in results["runs"].values() for run in group)
+    difference = results["differences"]["small"]["score"]
+    runs = results["runs"]
+    apart = [a["loss"] - b["loss"] for a, b in zip(runs["small"], runs["other"], strict=True)]
+    assert difference["mean"] == pytest.approx(sum(apart) / 2)
+    assert difference["low"] < difference["mean"] < difference["high"]
+    (row,) = (each for each in rows_of(shown, "small") if each[1:4] == ["−", "other", "2"])
+    assert row[4:6] == ["of", "2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--metric", "mae"], "got 'mae', but small has accuracy, loss"),
+        (["--reference", "big"], "must be one of small; got 'big'"),
+        (["--x", "joules"], "may be rounds, time, energy, bytes, flops; got 'joules'"),
+        (["--metric", "loss", "--target", "nan"], "must be a number (loss)"),
+    ],
+)
+def test_what_runs_do_not_have_is_refused_before_they_begin(
+    folder: Path, words: list[str], told: str
+) -> None:
+    result = anyfleet_command("compare", "small.toml", *words)
+    assert result.exit_code == 2
+    assert told in flat(result.output)
+    assert not (folder / "runs").exists()

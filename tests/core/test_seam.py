@@ -197,7 +197,7 @@ def test_joules_that_nobody_measured_do_not_spoil_a_sum(monkeypatch: pytest.Monk
     assert totals.unmeasured == 4
     assert summarise(records).unmeasured == 8
     assert "at least " in str(to_target(records, 0.0))
-    columns = table({"mine": [records]}, None, 200).columns
+    columns = table({"mine": {0: records}}, None, 200).columns
     assert sum(str(cell).startswith("≥ ") for each in columns for cell in each.cells) == 1
 
 

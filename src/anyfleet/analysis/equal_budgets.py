@@ -8,6 +8,7 @@ from typing import Literal
 
 from anyfleet.analysis.metric import Metric
 from anyfleet.analysis.summaries import Spent, best, evaluated, metric_of, need_width, spent_by
+from anyfleet.analysis.units import quantity
 from anyfleet.experiment import RoundRecord
 
 Resource = Literal["flops", "time", "energy", "bytes"]
@@ -19,10 +20,9 @@ _USED: Mapping[Resource, Callable[[RoundRecord], float]] = MappingProxyType(
         "bytes": lambda record: record.down + record.up,
     }
 )
-_UNITS: Mapping[Resource, str] = MappingProxyType(
+UNITS: Mapping[Resource, str] = MappingProxyType(
     {"flops": "FLOP", "time": "s", "energy": "J", "bytes": "B"}
 )
-_PREFIXES = ("T", "G", "M", "k", "", "m")  # each a thousand times less than the one before
 
 
 def used(record: RoundRecord, resource: Resource) -> float:
@@ -102,17 +102,6 @@ def within(
 # --- for people ---------------------------------------------------------------------------------
 
 
-def quantity(amount: float, resource: Resource) -> str:
-    """Return an amount with its unit: "12.3 s", "1.25 kJ"."""
-    sizes = {prefix: 1000.0 ** (4 - place) for place, prefix in enumerate(_PREFIXES)}
-    fitting = (prefix for prefix, size in sizes.items() if amount >= size)
-    # Nobody says kiloseconds.
-    prefix = "" if resource == "time" or not amount else next(fitting, _PREFIXES[-1])
-    value = amount / sizes[prefix]
-    digits = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-    return f"{digits} {prefix}{_UNITS[resource]}"
-
-
 def ended_after(runs: Sequence[Within]) -> str:
     """Return how runs that ended before they had used an amount appear in tables."""
     return f"ended after {_range([each.total for each in runs], runs[0].resource)}"
@@ -127,5 +116,5 @@ def first_after(runs: Sequence[Within]) -> str:
 
 
 def _range(amounts: Sequence[float], resource: Resource) -> str:
-    ends = dict.fromkeys(quantity(end, resource) for end in (min(amounts), max(amounts)))
+    ends = dict.fromkeys(quantity(end, UNITS[resource]) for end in (min(amounts), max(amounts)))
     return " to ".join(ends)

@@ -1,6 +1,6 @@
 """Plots of runs and fleets. They need matplotlib, which comes with the extra `report`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from anyfleet.analysis.equal_budgets import Resource, quantity, used
+from anyfleet.analysis.comparison import Axis
+from anyfleet.analysis.equal_budgets import UNITS, Resource, used
 from anyfleet.analysis.fleet_portrait import HOURS, Portrait, varies
+from anyfleet.analysis.intervals import estimate
 from anyfleet.analysis.metric import Metric
-from anyfleet.analysis.summaries import at_widths, evaluated, metric_of
+from anyfleet.analysis.summaries import Runs, at_widths, evaluated, metric_of
+from anyfleet.analysis.units import common_unit, quantity
 from anyfleet.arrays import Floats
 from anyfleet.experiment import RoundRecord
 from anyfleet.store.disk import write
@@ -21,6 +24,7 @@ from anyfleet.world import When, World
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
 # Distinguishable without colour vision (Okabe and Ito), the strongest contrast first.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -31,8 +35,7 @@ _ABREAST = 3  # panels in a row
 _NAMES = 5  # in a row of a legend
 _TICKS = 6  # of an axis, at most: numbers of small amounts are long
 _WIDE = 20.0  # if the numbers of devices differ by such a factor, the axis is logarithmic
-
-Runs = Mapping[str, Sequence[Sequence[RoundRecord]]]  # by name; one run for each seed
+_MARKED = 30  # places of a curve, at most, that have a dot each
 
 
 class NoPictures(ImportError):
@@ -44,30 +47,24 @@ class NoPictures(ImportError):
 
 @dataclass(frozen=True)
 class Band:
-    """A curve over several seeds: the means, and one deviation to each side."""
+    """A curve over several seeds: the means, and the ends of their 95 % intervals, or NaN."""
 
     x: Floats
     mean: Floats
-    deviation: Floats
+    low: Floats
+    high: Floats
 
 
-@dataclass(frozen=True)
-class Scale:
-    """The unit of an axis, in units of the resource, and its label."""
-
-    unit: float
-    label: str
-
-
-_SCALES: Mapping[Resource, Scale] = MappingProxyType(
+_LABELS: Mapping[Axis, str] = MappingProxyType(
     {
-        "time": Scale(1.0, "simulated time [s]"),
-        "bytes": Scale(1e6, "traffic [MB]"),
-        "energy": Scale(1.0, "energy [J]"),
-        "flops": Scale(1e9, "calculation [GFLOP]"),
+        "rounds": "rounds",
+        "time": "simulated time [{}]",
+        "bytes": "traffic [{}]",
+        "energy": "energy [{}]",
+        "flops": "calculation [{}]",
     }
 )
-_ALWAYS: tuple[Resource, ...] = ("time", "bytes")
+_USUAL: tuple[Axis, ...] = ("time", "bytes")
 
 
 class NothingToDraw(ValueError):
@@ -76,11 +73,11 @@ class NothingToDraw(ValueError):
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel of curves: runs with one metric, over a resource or over the width of the model."""
+    """One panel of curves: runs with one metric, over rounds, a resource or the model's width."""
 
     metric: Metric
     runs: Runs
-    resource: Resource | None  # None: the width
+    axis: Axis | None  # None: the width
     amount: float | None = None  # of the resource, at which there is a line
 
     @property
@@ -96,22 +93,25 @@ def draw(
     world: World | None = None,
     title: str = "",
     equal: Mapping[Resource, float] | None = None,
+    over: Sequence[Axis] = (),
 ) -> Path:
     """Draw the metric of runs over simulated time and over traffic; with a world, its devices too.
 
-    A resource of `equal` has its panel too, with a line at the amount, and so have the widths if
-    more than one was evaluated; a resource that no run spent has none. Runs with different metrics
-    have panels of their own. Raise NothingToDraw if no run has a number to show, and NoPictures
-    without matplotlib.
+    `over` names other axes. A resource of `equal` has its panel too, with a line at the amount, and
+    so have the widths if more than one was evaluated; a resource that no run spent has none. Runs
+    with different metrics have panels of their own. Curves are means over seeds, bands their 95 %
+    intervals; `band` says how seeds are joined. Raise NothingToDraw if no run has a number to show,
+    and NoPictures without matplotlib.
     """
-    file, panels = Path(file), _planned(runs, equal or {})
+    runs = {name: group for name, group in runs.items() if group}
+    file, panels = Path(file), _planned(runs, equal or {}, over or _USUAL)
     colours = {name: _colour(number) for number, name in enumerate(runs)}
     figure, places = _panels(len(panels) + (world is not None))
     for panel, axes in zip(panels, places, strict=False):
-        if panel.resource is None:
+        if panel.axis is None:
             _over_widths(axes, panel, colours)
         else:
-            _curves(axes, panel, colours, panel.resource)
+            _curves(axes, panel, colours, panel.axis)
         place = axes.get_subplotspec()
         if (place is not None and place.is_first_col()) or panel.metric != panels[0].metric:
             axes.set_ylabel(panel.label)
@@ -122,11 +122,13 @@ def draw(
         for axes in places[: len(panels)]
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
+    if any(len(group) > 1 for group in runs.values()):
+        handles["95 % interval over seeds"] = _shade()
     figure.legend(
         list(handles.values()),
         list(handles),
         loc="outside lower center",
-        ncols=_grid(len(runs), _NAMES)[1],
+        ncols=_grid(len(handles), _NAMES)[1],
         frameon=False,
     )
     if world is not None:
@@ -136,25 +138,42 @@ def draw(
     return _saved(figure, file)
 
 
-def _planned(runs: Runs, amounts: Mapping[Resource, float]) -> list[Panel]:
+def _shade() -> "Patch":
+    """Return the sign of a band in a legend."""
+    from matplotlib.patches import Patch
+
+    return Patch(color=_GREY, alpha=0.2, linewidth=0)
+
+
+def _planned(runs: Runs, amounts: Mapping[Resource, float], over: Sequence[Axis]) -> list[Panel]:
     """Return the panels of a picture, metric by metric."""
     every = [
-        record for group in runs.values() for records in group for record in evaluated(records)
+        record
+        for group in runs.values()
+        for records in group.values()
+        for record in evaluated(records)
     ]
     if not every:
         raise NothingToDraw("no picture: no run was evaluated")
     if not np.isfinite([record.score for record in every]).any():
         raise NothingToDraw("no picture: no evaluation gave a finite number")
+    metrics = {name: metric_of(next(iter(group.values()))) for name, group in runs.items()}
     panels = []
-    for metric in dict.fromkeys(metric_of(records) for group in runs.values() for records in group):
-        own = {name: group for name, group in runs.items() if metric_of(group[0]) == metric}
-        every_record = [record for group in own.values() for records in group for record in records]
-        shown = dict.fromkeys((*_ALWAYS, *amounts))
-        spent = [each for each in shown if any(used(record, each) for record in every_record)]
-        panels += [Panel(metric, own, each, amounts.get(each)) for each in spent or _ALWAYS[:1]]
-        if any(len(record.widths) > 1 for record in every_record):
+    for metric in dict.fromkeys(metrics.values()):
+        own = {name: group for name, group in runs.items() if metrics[name] == metric}
+        records = [each for group in own.values() for run in group.values() for each in run]
+        lines: dict[Axis, float] = dict(amounts.items())
+        shown = dict.fromkeys((*over, *lines))
+        spent = [axis for axis in shown if any(_place(record, axis) for record in records)]
+        panels += [Panel(metric, own, axis, lines.get(axis)) for axis in spent or _USUAL[:1]]
+        if any(len(record.widths) > 1 for record in records):
             panels.append(Panel(metric, own, None))
     return panels
+
+
+def _place(record: RoundRecord, axis: Axis) -> float:
+    """Return where a record lies on an axis: rounds done, or what the run had used by then."""
+    return record.round_index + 1 if axis == "rounds" else used(record, axis)
 
 
 def _panels(count: int) -> "tuple[Figure, list[Axes]]":
@@ -189,45 +208,86 @@ def _grid(count: int, most: int) -> tuple[int, int]:
     return rows, -(-count // rows)
 
 
-def band(runs: Sequence[Sequence[RoundRecord]], x: Callable[[RoundRecord], float]) -> Band:
-    """Return the curve over several seeds, evaluation by evaluation, as far as all runs go."""
+def band(runs: Collection[Sequence[RoundRecord]], x: Callable[[RoundRecord], float]) -> Band:
+    """Return the mean over seeds as a curve of steps, with its 95 % interval.
+
+    Seeds are evaluated at different places. At each of these places, every seed counts as at its
+    last evaluation by then, and one that has ended counts as it ended: nothing is interpolated. The
+    curve begins where all seeds have been evaluated; it is empty if one never was.
+    """
     measured = [evaluated(records) for records in runs]
-    rows = list(zip(*measured, strict=False))
-    if not rows:
-        return Band(*(np.zeros(0),) * 3)
-    heights = np.array([[record.score for record in row] for row in rows])
-    places = np.array([[x(record) for record in row] for row in rows])
-    spare = heights.std(axis=1, ddof=1) if len(runs) > 1 else np.zeros(len(rows))
-    return Band(places.mean(axis=1), heights.mean(axis=1), spare)
+    if not measured or not all(measured):
+        return Band(*(np.zeros(0),) * 4)
+    places = [np.array([x(record) for record in rows], dtype=np.float64) for rows in measured]
+    heights = [np.array([record.score for record in rows]) for rows in measured]
+    common = np.unique(np.concatenate(places))
+    common = common[common >= max(own[0] for own in places)]
+    levels = np.array(
+        [
+            own[np.searchsorted(at, common, side="right") - 1]
+            for at, own in zip(places, heights, strict=True)
+        ]
+    )
+    return _joined(common, levels)
 
 
-def _curves(axes: "Axes", panel: Panel, colours: Mapping[str, str], resource: Resource) -> None:
-    scale = _SCALES[resource]
-    ends: list[float] = []
-    for name, group in panel.runs.items():
-        curve = band(group, lambda record: used(record, resource) / scale.unit)
-        colour, mean = colours[name], _finite(curve.mean)
-        axes.plot(curve.x, mean, color=colour, marker="o", markersize=3, label=name)
-        under, over = mean - curve.deviation, mean + curve.deviation
-        axes.fill_between(curve.x, under, over, color=colour, alpha=0.2, linewidth=0)
-        ends.extend(curve.x[-1:])
-    stretched = _stretched(axes, ends)
-    axes.set_xlabel(scale.label + (", logarithmic" if stretched else ""))
+def _joined(x: Floats, levels: Floats) -> Band:
+    """Return the curve of levels [seeds, places]."""
+    found = [estimate(column) for column in levels.T.tolist()]
+    low, high = np.array([each.low for each in found]), np.array([each.high for each in found])
+    return Band(x, _finite(np.array([each.mean for each in found])), low, high)
+
+
+def _curves(axes: "Axes", panel: Panel, colours: Mapping[str, str], axis: Axis) -> None:
+    curves = {
+        name: band(group.values(), lambda record: _place(record, axis))
+        for name, group in panel.runs.items()
+    }
+    ends = [float(end) for curve in curves.values() for end in curve.x[-1:]]
+    size, label = 1.0, _LABELS[axis]
+    if axis != "rounds":
+        unit = common_unit([max(ends, default=0.0)], UNITS[axis])
+        size, label = unit.size, label.format(unit.name)
+    for name, curve in curves.items():
+        _steps(axes, _clipped(curve, panel.metric), size, colour=colours[name], name=name)
+    stretched = _stretched(axes, [end / size for end in ends])
+    axes.set_xlabel(label + (", logarithmic" if stretched else ""))
     if not stretched:
         axes.locator_params(axis="x", nbins=_TICKS)
-    if panel.amount is not None:
-        _line(axes, panel.amount / scale.unit, quantity(panel.amount, resource))
+    if panel.amount is not None and axis != "rounds":
+        _line(axes, panel.amount / size, quantity(panel.amount, UNITS[axis]))
+
+
+def _steps(axes: "Axes", curve: Band, size: float, *, colour: str, name: str) -> None:
+    """Draw a curve of steps: a score holds until the next evaluation."""
+    x = curve.x / size
+    marker = "o" if len(x) <= _MARKED else ""
+    axes.step(x, curve.mean, where="post", color=colour, marker=marker, markersize=3, label=name)
+    if not np.isnan(curve.low).all():
+        axes.fill_between(
+            x, curve.low, curve.high, step="post", color=colour, alpha=0.2, linewidth=0
+        )
+
+
+def _clipped(curve: Band, metric: Metric) -> Band:
+    """Return a curve of shares without what its band says below 0 and above 1."""
+    if not metric.share:
+        return curve
+    low, high = np.clip((curve.low, curve.high), 0.0, 1.0)
+    return Band(curve.x, curve.mean, low, high)
 
 
 def _over_widths(axes: "Axes", panel: Panel, colours: Mapping[str, str]) -> None:
-    """Draw the score of the shared models at the end, as means over the seeds."""
+    """Draw the score of the shared models at the end, as means over the seeds with intervals."""
     for name, group in panel.runs.items():
-        ends = [at_widths(records) for records in group]
+        ends = [at_widths(records) for records in group.values()]
         widths = sorted(set.intersection(*(set(end) for end in ends)))
         if len(widths) > 1:
-            heights = np.array([np.mean([end[width] for end in ends]) for width in widths])
-            shown = _finite(heights)
-            axes.plot(widths, shown, color=colours[name], marker="o", markersize=3, label=name)
+            levels = np.array([[end[width] for width in widths] for end in ends])
+            curve = _clipped(_joined(np.array(widths), levels), panel.metric)
+            colour = colours[name]
+            axes.plot(widths, curve.mean, color=colour, marker="o", markersize=3, label=name)
+            axes.vlines(widths, curve.low, curve.high, color=colour, alpha=0.4)
     axes.set_xlabel("width of the model, at the end")
 
 

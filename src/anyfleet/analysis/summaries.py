@@ -2,16 +2,19 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from anyfleet.analysis.breakdown import Breakdown, Fairness
 from anyfleet.analysis.metric import Metric
+from anyfleet.analysis.units import quantity
 from anyfleet.core.ledger import Ledger, known
 from anyfleet.experiment import RoundRecord
+
+Runs = Mapping[str, Mapping[int, Sequence[RoundRecord]]]  # by name, then by seed
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,27 @@ def metric_of(records: Sequence[RoundRecord]) -> Metric:
     return Metric(records[-1].metric)
 
 
+def known_metrics(records: Iterable[RoundRecord]) -> tuple[str, ...]:
+    """Return the names of the metrics that were measured in a run, without widths."""
+    names = (name for record in records for name in (record.metric, *record.scores))
+    return tuple(dict.fromkeys(name for name in names if "@" not in name))
+
+
+def measured_by(records: Sequence[RoundRecord], metric: str) -> tuple[RoundRecord, ...]:
+    """Return the records of a run as if it were measured by another of its metrics.
+
+    Of devices' own models only the run's own metric is known. By any other, a run that evaluates
+    these counts as never evaluated: its shared model is not what it is about.
+    """
+    if all(record.metric == metric for record in records):
+        return tuple(records)
+    own = any(not math.isnan(record.on_devices) for record in records)
+    return tuple(
+        replace(record, metric=metric, on_devices=math.nan, scores={} if own else record.scores)
+        for record in records
+    )
+
+
 def taken_apart(records: Sequence[RoundRecord]) -> tuple[Breakdown, ...]:
     """Return the last accuracy by group, device and class, one entry for each width."""
     return next((record.details for record in reversed(records) if record.details), ())
@@ -104,20 +128,6 @@ def common_score(runs: Iterable[Sequence[RoundRecord]], width: float | None = No
     if len(metrics) != 1:
         return math.nan
     return metrics.pop().worst(best(records, width) for records in known)
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A number over several seeds; the sample deviation is NaN for a single one."""
-
-    mean: float
-    deviation: float
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Return mean and sample deviation."""
-    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
-    return Spread(float(np.mean(values)), deviation)
 
 
 # --- targets ------------------------------------------------------------------------------------
@@ -149,7 +159,8 @@ class ToTarget:
             return not_reached(self.best, Metric(self.metric))
         cost = self.spent
         least = "at least " if cost.unmeasured else ""
-        amounts = f"{cost.time:,.1f} s, {least}{cost.joules:,.1f} J, {cost.bytes / 1e6:,.1f} MB"
+        energy = f"{least}{quantity(cost.joules, 'J')}"
+        amounts = f"{quantity(cost.time, 's')}, {energy}, {quantity(cost.bytes, 'B')}"
         return f"{amounts}, {cost.rounds} rounds"
 
 

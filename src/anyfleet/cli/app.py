@@ -181,6 +181,30 @@ Budget = Annotated[
         show_default="the most that all runs spend",
     ),
 ]
+MetricName = Annotated[
+    str | None,
+    typer.Option(
+        "--metric",
+        help="The metric to compare by: accuracy, loss, or another one of the task.",
+        show_default="that of the task",
+    ),
+]
+Reference = Annotated[
+    str | None,
+    typer.Option(
+        help="The run from which differences are taken, by the name of its file without .toml.",
+        show_default="the first",
+    ),
+]
+Over = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--x",
+        metavar="rounds|time|energy|bytes|flops",
+        help="A horizontal axis of the picture; repeat for more.",
+        show_default="time and bytes",
+    ),
+]
 Every = Annotated[
     int | None,
     typer.Option(
@@ -303,26 +327,30 @@ def compare(
     width: Width = None,
     equal: Equal = None,
     budget: Budget = None,
+    metric: MetricName = None,
+    reference: Reference = None,
+    over: Over = None,
     allow: Allow = None,
     out: Out = None,
     threads: Threads = 1,
     device: Device = None,
     engine: Engine = None,
 ) -> None:
-    """Run every file with several seeds: tables of means and deviations, and a picture.
+    """Run every file with several seeds: tables of means with 95 % intervals, and a picture.
 
     FILE is a run file (TOML); KEY=VALUE, such as rounds=5, changes all of them. Seeds count up
     from each file's own. The tables: where runs ended, what a target cost, and with --equal what
-    they had learned for the same FLOP, simulated time, energy or traffic.
+    they had learned for the same FLOP, simulated time, energy or traffic; each with the differences
+    from the first run, or from --reference, over the same seeds.
     """
     with importing():
-        from anyfleet.cli.compare import Goal, compare_files, resources
+        from anyfleet.analysis.comparison import Goal
+        from anyfleet.cli.compare import compare_files, resources
+        from anyfleet.cli.report import axes
         from anyfleet.cli.run import Means
 
-    goal, means = (
-        Goal(target, width, resources(equal or []), budget),
-        Means(threads, device, engine),
-    )
+    means = Means(threads, device, engine)
+    goal = Goal(target, width, resources(equal or []), budget, metric, reference, axes(over or []))
     compare_files(files, seeds=seeds, allow=allow or [], out=out, means=means, goal=goal)
 
 

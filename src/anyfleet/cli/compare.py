@@ -2,50 +2,32 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import get_args
 
-import msgspec
 import typer
-from rich.console import Console
 
 from anyfleet import config
-from anyfleet.analysis.equal_budgets import Resource, Within, common_amount, quantity, within
+from anyfleet.analysis.comparison import Goal
+from anyfleet.analysis.equal_budgets import Resource
 from anyfleet.analysis.metric import Metric, main_metric
-from anyfleet.analysis.plots import Runs
-from anyfleet.analysis.summaries import ToTarget, common_score, metric_of, summarise, to_target
 from anyfleet.cli.remarks import over_seeds, warnings
+from anyfleet.cli.report import need_metric, need_reference, report
 from anyfleet.cli.run import (
     Built,
     Means,
     all_prepared,
     folder_for,
     one_engine,
-    picture,
     record,
     several,
     subfolder,
 )
 from anyfleet.cli.screen import console
-from anyfleet.cli.tables import (
-    by_width,
-    learned,
-    metrics_of,
-    shortfalls,
-    table,
-    targets,
-    width_title,
-)
 from anyfleet.errors import ConfigError, Problem
 from anyfleet.experiment import Experiment, RoundRecord, assemble, from_source
 from anyfleet.store import Origin, Recording, read_ledger
-from anyfleet.store.disk import write
-
-_OF: Mapping[Resource, str] = MappingProxyType(
-    {"flops": "", "time": " of simulated time", "energy": "", "bytes": " of traffic"}
-)
 
 
 @dataclass(frozen=True)
@@ -55,19 +37,6 @@ class Entry:
     experiment: Experiment
     allow: tuple[str, ...]
     home: Path  # the folder of the file
-
-
-@dataclass(frozen=True)
-class Goal:
-    """What runs are compared by: a target score at a width, and equal budgets of resources.
-
-    Without a target it is the best score that all reach; without a budget, what all runs spent.
-    """
-
-    target: float | None = None
-    width: float | None = None
-    equal: tuple[Resource, ...] = ()
-    budget: float | None = None  # of the only resource
 
 
 def resources(words: Sequence[str]) -> tuple[Resource, ...]:
@@ -96,12 +65,15 @@ def compare_files(
     entries, screen = read_all(files, means.overrides(overrides), allow), console()
     _need_width(entries, goal)
     agreed = need_agreement(entries)
+    known = {name: (*task.metrics, "loss") for name, (task, _) in agreed.built.items()}
+    need_metric(goal, known)
+    need_reference(goal, list(entries))
     _need_target(agreed.metrics, goal)
     folder = folder_for(out, "compare")
     named = {name: entry.experiment for name, entry in entries.items()}
     chosen = one_engine(named, agreed.built, screen)
     screen.print(f"Folder: {folder}", markup=False, soft_wrap=True)
-    runs: dict[str, list[Sequence[RoundRecord]]] = {name: [] for name in entries}
+    runs: dict[str, dict[int, Sequence[RoundRecord]]] = {name: {} for name in entries}
     wrong: dict[str, list[list[str]]] = {name: [] for name in entries}
     with several(folder, screen, allow):
         for name, prepared in all_prepared(_schedule(chosen, seeds), agreed.built):
@@ -111,100 +83,12 @@ def compare_files(
             origin = Origin(task, entry.home)
             recording = Recording(inner, experiment, entry.allow, origin=origin)
             records = record(prepared, recording, screen=screen, name=label)
-            runs[name].append(records)
+            runs[name][experiment.seed] = records
             wrong[name].append(warnings(experiment, task, records, read_ledger(inner)))
     screen.print()
-    found = _compared(runs, goal)
-    _show(found, runs, goal, screen)
+    report(folder, runs, goal, screen)
     for line in over_seeds(wrong):
         screen.print(line, markup=False, soft_wrap=True)
-    write(folder / "results.json", _results(found, runs))
-    picture(folder / "comparison.png", runs, screen=screen, equal=found.amounts)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What was found about several runs: by name, one entry for each seed."""
-
-    common: float  # score that all reach; NaN if they are measured by different metrics
-    target: float
-    costs: Mapping[str, Sequence[ToTarget]]
-    amounts: Mapping[Resource, float]
-    lessons: Mapping[Resource, Mapping[str, Sequence[Within]]]
-
-
-def _compared(runs: Runs, goal: Goal) -> Comparison:
-    everybody = [records for group in runs.values() for records in group]
-    target = common_score(everybody, goal.width) if goal.target is None else goal.target
-    amounts = {
-        each: common_amount(everybody, each) if goal.budget is None else goal.budget
-        for each in goal.equal
-    }
-    return Comparison(
-        common=common_score(everybody),
-        target=target,
-        costs={
-            name: [to_target(records, target, goal.width) for records in group]
-            for name, group in runs.items()
-        },
-        amounts=amounts,
-        lessons={
-            each: {
-                name: [within(records, each, amount, goal.width) for records in group]
-                for name, group in runs.items()
-            }
-            for each, amount in amounts.items()
-        },
-    )
-
-
-def _show(found: Comparison, runs: Runs, goal: Goal, screen: Console) -> None:
-    where = "" if goal.width is None else f" at width {goal.width:g}"
-    metrics = metrics_of(runs)
-    screen.print(table(runs, found.common, screen.width))
-    narrow = by_width(runs, screen.width)
-    if narrow is not None:
-        screen.print(f"\n{width_title(runs)}", markup=False)
-        screen.print(narrow)
-    if math.isnan(found.target):
-        screen.print(f"\n{_no_target(runs, metrics)}", markup=False, soft_wrap=True)
-    else:
-        named = f"{metrics[0].name} " if metrics[0] != Metric() else ""
-        told = f"To reach {named}{metrics[0].told(found.target)}{where}:"
-        screen.print(f"\n{told}", markup=False)
-        screen.print(targets(found.costs, screen.width))
-    for resource, lessons in found.lessons.items():
-        amount = found.amounts[resource]
-        screen.print(f"\nFor {quantity(amount, resource)}{_OF[resource]}{where}:", markup=False)
-        screen.print(learned(lessons, screen.width))
-        for line in shortfalls(lessons):
-            screen.print(line, markup=False)
-        if not amount:
-            screen.print("One of the runs spent none of it: give an amount with --budget.")
-
-
-def _no_target(runs: Runs, metrics: Sequence[Metric]) -> str:
-    """Return why there is no target that all runs reach."""
-    if len(metrics) == 1:
-        return "No target is compared: not every run was evaluated, or its scores are NaN."
-    told = "; ".join(f"{name}: {metric_of(group[0]).name}" for name, group in runs.items())
-    return f"No target is compared: runs are measured by different metrics ({told})."
-
-
-def _results(found: Comparison, runs: Runs) -> bytes:
-    """Return the comparison as JSON, run by run."""
-    results = {
-        name: [
-            {
-                **asdict(summarise(records)),
-                "to_target": found.costs[name][number],
-                "within": {each: told[name][number] for each, told in found.lessons.items()},
-            }
-            for number, records in enumerate(group)
-        ]
-        for name, group in runs.items()
-    }
-    return msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n"
 
 
 def _need_budget(goal: Goal) -> None:
@@ -301,6 +185,8 @@ def _need_target(metrics: Mapping[str, Metric], goal: Goal) -> None:
     """Raise BadParameter for a target that the metric of the files cannot have."""
     if goal.target is None:
         return
+    if goal.metric is not None:
+        metrics = dict.fromkeys(metrics, Metric(goal.metric))
     if len(set(metrics.values())) > 1:
         told = ", ".join(f"{name} by {metric.name}" for name, metric in metrics.items())
         raise typer.BadParameter(

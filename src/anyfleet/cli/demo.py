@@ -5,21 +5,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from anyfleet import config, methods
+from anyfleet.analysis.comparison import Goal
 from anyfleet.analysis.metric import percent
 from anyfleet.analysis.summaries import common_score, to_target
 from anyfleet.cli.remarks import over_seeds, warnings
+from anyfleet.cli.report import report
 from anyfleet.cli.run import (
     Means,
     all_prepared,
     folder_for,
     one_engine,
-    picture,
     record,
     several,
     subfolder,
 )
 from anyfleet.cli.screen import console, seconds
-from anyfleet.cli.tables import table
 from anyfleet.core.method import Method
 from anyfleet.experiment import Experiment, RoundRecord, assemble
 from anyfleet.measure import Fisher
@@ -94,25 +94,25 @@ def demonstrate(
     folder, screen = folder_for(out, "demo"), console()
     built = dict.fromkeys(compared(), (task, world))
     chosen = one_engine(chosen, built, screen)
-    runs: dict[str, list[Sequence[RoundRecord]]] = {}
+    runs: dict[str, dict[int, Sequence[RoundRecord]]] = {}
     wrong: dict[str, list[list[str]]] = {}
     with several(folder, screen):
         for name, prepared in all_prepared(chosen.items(), built):
             experiment, inner = prepared.experiment, subfolder(folder, name)
             recording = Recording(inner, experiment, origin=Origin(prepared.task))
             records = record(prepared, recording, screen=screen, name=name)
-            runs[name] = [records]
+            runs[name] = {experiment.seed: records}
             wrong[name] = [warnings(experiment, prepared.task, records, read_ledger(inner))]
-    named = {name: runs[name][0] for name in compared()}
+    named = {name: runs[name][chosen[name].seed] for name in compared()}
     screen.print()
-    screen.print(table(runs, common_score(named.values()), screen.width))
+    title = f"{len(world)} unequal devices, Fashion-MNIST subset, non-i.i.d."
+    goal = Goal(target=common_score(named.values()))
+    report(folder, runs, goal, screen, world=world, title=title)
     screen.print(f"\n{explain(named)}\n", markup=False, soft_wrap=True)
     if references:
         screen.print(f"{REFERENCES}\n", markup=False, soft_wrap=True)
     for line in over_seeds(wrong):
         screen.print(f"{line}\n", markup=False, soft_wrap=True)
-    title = f"{len(world)} unequal devices, Fashion-MNIST subset, non-i.i.d."
-    picture(folder / "demo.png", runs, screen=screen, world=world, title=title)
 
 
 _IDEAS = (

@@ -1,5 +1,6 @@
 """`anyfleet run` and `anyfleet resume`: experiments on the screen and on disk at once."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,13 +11,14 @@ import typer
 from rich.console import Console
 
 from anyfleet import config
+from anyfleet.analysis.comparison import Axis, Goal, compare
 from anyfleet.analysis.equal_budgets import Resource
-from anyfleet.analysis.plots import NoPictures, NothingToDraw, Runs, draw
-from anyfleet.analysis.summaries import taken_apart
+from anyfleet.analysis.plots import NoPictures, NothingToDraw, draw
+from anyfleet.analysis.summaries import Runs, taken_apart
 from anyfleet.cli.remarks import remarks
 from anyfleet.cli.screen import console, progress, show
 from anyfleet.cli.stopping import exit_code
-from anyfleet.cli.tables import apart, by_width, table, width_title
+from anyfleet.cli.tables import apart, drawn, ends, width_title, widths
 from anyfleet.core.objectives import Task
 from anyfleet.errors import StoreError
 from anyfleet.experiment import (
@@ -161,10 +163,11 @@ def picture(
     world: World | None = None,
     title: str = "",
     equal: Mapping[Resource, float] | None = None,
+    over: Sequence[Axis] = (),
 ) -> None:
     """Draw runs; if that is impossible, say why: a run is worth having without a picture."""
     try:
-        draw(file, runs, world=world, title=title, equal=equal)
+        draw(file, runs, world=world, title=title, equal=equal, over=over)
     except (NoPictures, NothingToDraw, StoreError) as missing:
         screen.print(f"({missing})", markup=False)
     else:
@@ -237,12 +240,13 @@ def perform(run: Run, screen: Console) -> None:
         show(screen, f"Stopped after {done} of {planned} rounds. Everything so far is in {folder}.")
         show(screen, f"To go on: {resumption(folder, run.allow)}")
         raise typer.Exit(exit_code(stop)) from stop
-    runs = {run.name: [records]}
-    screen.print(table(runs, None, screen.width))
-    narrow = by_width(runs, screen.width)
+    runs = {run.name: {experiment.seed: records}}
+    found = compare(runs, Goal(target=math.nan))  # a single run has no target
+    screen.print(drawn(ends(found), screen.width))
+    narrow = widths(found)
     if narrow is not None:
-        show(screen, f"\n{width_title(runs)}")
-        screen.print(narrow)
+        show(screen, f"\n{width_title(found)}")
+        screen.print(drawn(narrow, screen.width))
     details = taken_apart(records)
     if details:
         show(screen, "\nAccuracy at the end in %, of groups and devices on their own test data:")

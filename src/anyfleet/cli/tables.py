@@ -1,188 +1,314 @@
-"""Tables of runs: where they ended, what a target cost, what equal budgets taught."""
+"""Tables of runs: where they ended, what a target cost, what equal budgets taught.
+
+A cell is a mean over seeds, with half of the width of its 95 % confidence interval: "42.3 ±7.9". A
+single seed has no interval. Nor have numbers that only some seeds have: "2 of 3: 13.8", or a column
+"runs" counts them. Rows such as "heterofl − fedavg" are mean differences over the seeds that both
+have.
+"""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
 
 from anyfleet.analysis.breakdown import Breakdown
-from anyfleet.analysis.equal_budgets import Within, ended_after, first_after
+from anyfleet.analysis.comparison import Comparison, Goal, compare
+from anyfleet.analysis.equal_budgets import Resource, Within, ended_after, first_after
+from anyfleet.analysis.intervals import Estimate
 from anyfleet.analysis.metric import Metric
-from anyfleet.analysis.plots import Runs
-from anyfleet.analysis.summaries import (
-    Spent,
-    Summary,
-    ToTarget,
-    at_widths,
-    evaluated,
-    failure_counts,
-    metric_of,
-    not_reached,
-    spread,
-    summarise,
-    to_target,
-)
+from anyfleet.analysis.summaries import Runs, Spent, ToTarget, failure_counts, not_reached
+from anyfleet.analysis.units import common_unit
 from anyfleet.cli.screen import PlainTable
 from anyfleet.core.ledger import Ledger
 from anyfleet.experiment import RoundRecord
 
 NOTHING = "–"  # in an empty cell; a column of nothing else is left out
-_TINY = 1e-5  # amounts below are written as powers of ten
+_TINY = 1e-5  # numbers below are written as powers of ten
+_COUNT = re.compile(r"\d+ of \d+: ")  # of the seeds that have a number
 _NAME_WIDTH = 8  # to which long names are folded if a table needs the room
 
 
+# --- cells --------------------------------------------------------------------------------------
+
+Form = Callable[[float, float], str]  # a mean and its margin as text; the margin may be NaN
+
+
+def amount(mean: float, margin: float = math.nan) -> str:
+    """Return a number as text: two significant digits or more, and as many of its margin."""
+    if math.isnan(mean):
+        return NOTHING
+    if 0 < abs(mean) < _TINY:
+        return f"{mean:.1e}" if math.isnan(margin) else f"{mean:.1e} ±{margin:.1e}"
+    digits = _decimals(mean, margin)
+    text = f"{mean:,.{digits}f}"
+    # Without a space after the sign, so that a narrow column puts the margin below the mean.
+    return text if math.isnan(margin) else f"{text} ±{margin:,.{digits}f}"
+
+
+def _decimals(mean: float, margin: float) -> int:
+    """Return how many decimals a mean needs, and up to one more that its margin needs."""
+    if abs(mean) >= 1000:
+        least = 0
+    else:
+        least = 1 - math.floor(math.log10(abs(mean))) if 0 < abs(mean) < 1 else 1
+    if not 0 < margin < 1:  # or NaN
+        return least
+    return max(least, min(1 - math.floor(math.log10(margin)), least + 1))
+
+
+def _count(mean: float, margin: float) -> str:
+    """Return a count as text, without decimals if all seeds have the same."""
+    alone = math.isnan(margin) or not margin
+    return f"{mean:,.0f}" if alone and mean == round(mean) else amount(mean, margin)
+
+
+def _share(mean: float, margin: float) -> str:
+    return amount(100 * mean, 100 * margin)
+
+
+def _exactly(mean: float, margin: float) -> str:
+    """Return the value of a metric of any size as text, with four significant digits."""
+    return f"{mean:.4g}" if math.isnan(margin) else f"{mean:.4g} ±{margin:.2g}"
+
+
+def _scaled(size: float) -> Form:
+    """Return how amounts are written in units of this size."""
+    return lambda mean, margin: amount(mean / size, margin / size)
+
+
+def _cell(found: Estimate, form: Form) -> str:
+    """Return a mean over seeds as text; if only some seeds have a number, how many."""
+    if not found.count or math.isnan(found.mean):
+        return NOTHING
+    told = form(found.mean, found.margin)
+    return f"{found.count} of {found.of}: {told}" if found.selected else told
+
+
+def _signed(form: Form) -> Form:
+    """Return how differences are written: more has a sign, too."""
+    return lambda mean, margin: ("+" if mean > 0 else "") + form(mean, margin)
+
+
+# --- columns ------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
-class Unit:
-    """A unit of energy."""
+class Column:
+    """A column of a table: cells by name of a run, and differences from the reference."""
 
-    name: str
-    size: float  # joules
-
-
-_UNITS = (Unit("MJ", 1e6), Unit("kJ", 1e3), Unit("J", 1.0), Unit("mJ", 1e-3))
+    head: str
+    cells: Mapping[str, str]
+    differences: Mapping[str, str]
 
 
-def _energy(joules: Iterable[float]) -> Unit:
-    """Return the largest unit in which the largest amount is at least 1."""
-    most = max(joules, default=1.0)
-    return next((unit for unit in _UNITS if most >= unit.size), _UNITS[-1])
+@dataclass(frozen=True)
+class Sheet:
+    """A table as text: heads, and a row of cells for each name."""
+
+    heads: tuple[str, ...]
+    rows: Mapping[str, Sequence[str]]
 
 
-def _joules(unit: Unit, *spent: Summary | Spent) -> str:
-    """Return the joules of some runs; "≥" says that not all of their orders were measured."""
-    told = number(*(each.joules / unit.size for each in spent))
-    return f"≥ {told}" if any(each.unmeasured for each in spent) else told
+def _column(found: Comparison, head: str, number: str) -> Column:
+    """Return the column of a number of runs; "{}" in the head stands for its unit."""
+    told = found.quantities[number]
+    if told.metric is not None:
+        return _scores(found, head, number, Metric(told.metric))
+    if not told.unit:
+        return _made(found, head, number, _count)
+    unit = common_unit((v for group in told.values.values() for v in group.values()), told.unit)
+    return _made(found, head.format(unit.name), number, _scaled(unit.size))
 
 
-def table(runs: Runs, target: float | None, width: int) -> Table:
-    """Return one row per name: where it ended, as means over its seeds with deviations.
+def _scores(found: Comparison, head: str, number: str, metric: Metric) -> Column:
+    """Return the column of a metric, with "NaN" where one of the seeds has a broken model."""
+    made = _made(found, head, number, _share if metric.share else _exactly)
+    values = found.quantities[number].values
+    broken = {name: "NaN" for name, group in values.items() if any(map(math.isnan, group.values()))}
+    return Column(head, {**made.cells, **broken}, made.differences)
 
-    One column has the seconds to the target, if there is one. "spread %" is the deviation of the
-    accuracy over devices, if these were evaluated.
-    """
-    ends = {name: [summarise(records) for records in group] for name, group in runs.items()}
-    unit = _energy(end.joules for group in ends.values() for end in group)
-    metrics = metrics_of(runs)
-    others = dict.fromkeys(each for group in ends.values() for end in group for each in end.others)
-    heads = [*_score_heads(metrics), *(Metric(name).head for name in others), "simulated s"]
-    heads += [] if target is None else [f"s to {metrics[0].told(target)}"]
-    heads += [unit.name, "MB down", "MB up", "GFLOP", "failures", "spread %"]
-    rows = {
-        name: (
-            *_scores(metrics, _known(group, ends[name])),
-            *(_other(Metric(other), ends[name]) for other in others),
-            *_cells(group, ends[name], target, unit),
-            _over_devices(ends[name]),
-        )
-        for name, group in runs.items()
+
+def _made(found: Comparison, head: str, number: str, form: Form) -> Column:
+    return Column(
+        head,
+        {name: _cell(found.mean(number, name), form) for name in found.runs},
+        {name: _cell(found.difference(number, name), _signed(form)) for name in found.runs},
+    )
+
+
+def _energy(found: Comparison, number: str, unmeasured: Collection[str]) -> Column:
+    """Return a column of joules; "≥" says that not all orders of a run were measured."""
+    made = _column(found, "{}", number)
+    known = {
+        name: NOTHING if {name, found.reference} & set(unmeasured) else told
+        for name, told in made.differences.items()
     }
-    return grid(heads, rows, width)
+    least = {name: f"≥ {made.cells[name]}" for name in unmeasured}
+    return Column(made.head, {**made.cells, **least}, known)
 
 
-def metrics_of(runs: Runs) -> list[Metric]:
-    """Return the metrics by which runs are measured, each once; there is at least one run."""
-    found = (metric_of(records) for group in runs.values() for records in group)
-    return list(dict.fromkeys(found))
+def _of_metric(found: Comparison, metric: Metric, head: str, number: str) -> Column:
+    """Return the column of a score, for the runs that are measured by this metric."""
+    made = _scores(found, head, number, metric)
+    own = {name for name in found.runs if found.metric(name) == metric}
+    cells = {name: told if name in own else NOTHING for name, told in made.cells.items()}
+    known = {name: told if name in own else NOTHING for name, told in made.differences.items()}
+    return Column(head, cells, known)
 
 
-def _score_heads(metrics: Sequence[Metric]) -> Iterator[str]:
-    """Yield the heads of a metric: the last score, and the best."""
-    for metric in metrics:
+def _last_and_best(found: Comparison, prefix: str = "") -> Iterator[Column]:
+    """Yield two columns for each metric: the last score, and the best."""
+    for metric in found.metrics:
         unit = " %" if metric.share else ""
-        yield metric.head
-        yield f"best{unit}" if len(metrics) == 1 else f"best {metric.head}"
+        best = f"best{unit}" if len(found.metrics) == 1 else f"best {metric.head}"
+        yield _of_metric(found, metric, metric.head, f"{prefix}score")
+        yield _of_metric(found, metric, best, f"{prefix}best")
 
 
-_Scores = Sequence[tuple[Metric, float, float]]  # of evaluated runs: metric, last score, best
+def _uncounted(column: Column) -> Column:
+    """Return a column for a table in which another one counts the seeds that have a number."""
+    cells, differences = (
+        {name: _COUNT.sub("", told) for name, told in texts.items()}
+        for texts in (column.cells, column.differences)
+    )
+    return Column(column.head, cells, differences)
 
 
-def _known(group: Sequence[Sequence[RoundRecord]], ends: Sequence[Summary]) -> _Scores:
-    """Return the scores of runs; none if one was never evaluated: a mean would mislead."""
-    if not all(evaluated(records) for records in group):
-        return ()
-    return [(Metric(end.metric), end.score, end.best) for end in ends]
+def _sheet(
+    found: Comparison, columns: Sequence[Column], names: Collection[str] | None = None
+) -> Sheet:
+    """Return a table of some runs, or of all, with their differences from the reference.
+
+    Of single seeds there are no differences: they would be arithmetic, and tell nothing more.
+    """
+    shown = [name for name in found.runs if names is None or name in names]
+    others = [name for name in shown if name != found.reference]
+    if max((len(found.common_seeds(name)) for name in others), default=0) < 2:
+        others = []
+    rows = {name: [column.cells[name] for column in columns] for name in shown}
+    for name in others:
+        if found.common_seeds(name):
+            told = [column.differences[name] for column in columns]
+            rows[f"{name} − {found.reference}"] = told
+    return Sheet(tuple(column.head for column in columns), rows)
 
 
-def _scores(metrics: Sequence[Metric], known: _Scores) -> Iterator[str]:
-    """Yield the cells under the heads of `_score_heads`."""
-    for metric in metrics:
-        own = [(last, best) for other, last, best in known if other == metric]
-        yield from (scored(metric, [pair[place] for pair in own]) for place in (0, 1))
+def _seeds(found: Comparison) -> Iterator[Column]:
+    """Yield a column with the numbers of seeds if they differ."""
+    counts = {name: str(len(group)) for name, group in found.runs.items()}
+    if len(set(counts.values())) > 1:
+        yield Column("seeds", counts, {n: str(len(found.common_seeds(n))) for n in found.runs})
 
 
-def _other(metric: Metric, ends: Sequence[Summary]) -> str:
-    told = [end.others[metric.name] for end in ends if metric.name in end.others]
-    return scored(metric, told if len(told) == len(ends) else ())
+# --- tables of a comparison ---------------------------------------------------------------------
 
 
-def scored(metric: Metric, values: Sequence[float]) -> str:
-    """Return scores of several seeds as a cell; "NaN" if one is that of a broken model."""
-    if any(math.isnan(value) for value in values):
-        return "NaN"
-    scaled = [metric.scale * value for value in values]
-    return number(*scaled) if metric.share else _exactly(*scaled)
+def ends(found: Comparison) -> Sheet:
+    """Return where runs ended: scores, time, the time to the target, energy, traffic, failures.
+
+    "spread %" is the deviation of the accuracy over devices, if these were evaluated.
+    """
+    further = (name for name in found.quantities if name.startswith("metric_"))
+    others = [name for name in further if name != "metric_loss"]
+    columns = [*_seeds(found), *_last_and_best(found)]
+    columns += [_column(found, Metric(o.removeprefix("metric_")).head, o) for o in others]
+    columns.append(_column(found, "simulated {}", "seconds"))
+    if found.metrics and found.goal.width is None and not math.isnan(found.target):
+        columns.append(_to_target(found))
+    unmeasured = found.quantities["unmeasured"].values
+    least = [name for name, group in unmeasured.items() if any(group.values())]
+    columns.append(_energy(found, "joules", least))
+    columns.append(_column(found, "{} down", "bytes_down"))
+    columns.append(_column(found, "{} up", "bytes_up"))
+    columns.append(_column(found, "{}", "flops"))
+    columns.append(_column(found, "failures", "failures"))
+    columns.append(_column(found, "spread %", "deviation_over_devices"))
+    return _sheet(found, columns)
 
 
-def by_width(runs: Runs, width: int) -> Table | None:
+def _to_target(found: Comparison) -> Column:
+    """Return the column of seconds to the target, and how far runs came that all missed it."""
+    made = _column(found, f"{{}} to {found.metrics[0].told(found.target)}", "target_seconds")
+    missed = {
+        name: how_many(list(group.values()))
+        for name, group in found.costs.items()
+        if made.cells[name] == NOTHING
+    }
+    return Column(made.head, {**made.cells, **missed}, made.differences)
+
+
+def widths(found: Comparison) -> Sheet | None:
     """Return the last score of the shared models at every width that was evaluated.
 
-    None if that is only the whole model, which `table` has.
+    None if that is only the whole model, which `ends` has.
     """
-    ends = {name: [at_widths(records) for records in group] for name, group in runs.items()}
+    numbers = [name for name in found.quantities if name.startswith("score@")]
     # If devices' own models are evaluated, the shared one is of interest only if it was cut.
     shown = [
         name
-        for name, group in runs.items()
-        if len(ends[name][0]) > 1 or math.isnan(group[0][-1].on_devices)
+        for name, group in found.runs.items()
+        if group and (_cut(found, name, numbers) or not _on_devices(group))
     ]
-    widths = sorted({each for name in shown for end in ends[name] for each in end}, reverse=True)
-    if set(widths) <= {1.0}:
+    known = [
+        number for number in numbers if any(found.quantities[number].values[name] for name in shown)
+    ]
+    if not set(known) - {"score@1"}:
         return None
-    rows = {
-        name: [_at(metric_of(runs[name][0]), ends[name], each) for each in widths] for name in shown
-    }
-    return grid([f"width {each:g}" for each in widths], rows, width)
+    columns = [_width(found, number) for number in known]
+    return _sheet(found, columns, shown)
 
 
-def width_title(runs: Runs) -> str:
-    """Return the line above the table of `by_width`."""
-    names = ", ".join(metric.head for metric in metrics_of(runs))
+def _cut(found: Comparison, name: str, numbers: Sequence[str]) -> bool:
+    return sum(bool(found.quantities[number].values[name]) for number in numbers) > 1
+
+
+def _on_devices(group: Mapping[int, Sequence[RoundRecord]]) -> bool:
+    return any(not math.isnan(records[-1].on_devices) for records in group.values())
+
+
+def _width(found: Comparison, number: str) -> Column:
+    """Return the column of one width, in which every run is measured by its own metric."""
+    head = f"width {number.removeprefix('score@')}"
+    columns = [_of_metric(found, metric, head, number) for metric in found.metrics]
+    cells, known = {}, {}
+    for name in found.runs:
+        told = [column for column in columns if column.cells[name] != NOTHING]
+        cells[name] = told[0].cells[name] if told else NOTHING
+        known[name] = told[0].differences[name] if told else NOTHING
+    return Column(head, cells, known)
+
+
+def width_title(found: Comparison) -> str:
+    """Return the line above the table of `widths`."""
+    names = ", ".join(metric.head for metric in found.metrics)
     return f"The shared model at the end, by width ({names}):"
 
 
-def _at(metric: Metric, ends: Sequence[Mapping[float, float]], width: float) -> str:
-    known = [end[width] for end in ends if width in end]
-    return scored(metric, known if len(known) == len(ends) else ())
-
-
-def targets(runs: Mapping[str, Sequence[ToTarget]], width: int) -> Table:
-    """Return what a target cost those that reached it: time, energy, traffic, rounds."""
-    spent = [each.spent for group in runs.values() for each in group if each.spent]
-    unit = _energy(each.joules for each in spent)
-    amounts: dict[str, Callable[[Spent], float]] = {
-        "simulated s": lambda each: each.time,
-        unit.name: lambda each: each.joules / unit.size,
-        "MB": lambda each: each.bytes / 1e6,
-        "rounds": lambda each: each.rounds,
+def targets(found: Comparison) -> Sheet:
+    """Return what the target cost the seeds that reached it: time, energy, traffic, rounds."""
+    groups = {name: list(group.values()) for name, group in found.costs.items()}
+    reached = {name: [each.spent for each in group] for name, group in groups.items()}
+    both = {
+        name: f"{found.difference('target_rounds', name).count} of {len(found.common_seeds(name))}"
+        for name in found.runs
     }
-    rows = {}
-    for name, group in runs.items():
-        reached = [each.spent for each in group if each.spent]
-        costs = [_finely(*map(amount, reached)) for amount in amounts.values()]
-        rows[name] = [how_many(group), *costs]
-    return grid(("runs", *amounts), rows, width)
+    counts = Column("runs", {name: how_many(group) for name, group in groups.items()}, both)
+    columns = [
+        _column(found, "simulated {}", "target_seconds"),
+        _energy(found, "target_joules", _unmeasured(reached)),
+        _column(found, "{}", "target_bytes"),
+        _column(found, "rounds", "target_rounds"),
+    ]
+    return _sheet(found, [counts, *map(_uncounted, columns)])
 
 
-def over_seeds(group: Sequence[ToTarget], amount: Callable[[Spent], float]) -> str:
-    """Return what several seeds spent on a target; if not all reached it, how many and how far."""
-    reached = [amount(each.spent) for each in group if each.spent]
-    if not reached:
-        return how_many(group)
-    if len(reached) == len(group):
-        return _finely(*reached)
-    count, _, far = how_many(group).partition(",")
-    return f"{count} runs: {_finely(*reached)};{far}"
+def _unmeasured(spent: Mapping[str, Sequence[Spent | None]]) -> list[str]:
+    """Return the names of runs with orders whose joules are not known."""
+    return [
+        name for name, group in spent.items() if any(each and each.unmeasured for each in group)
+    ]
 
 
 def how_many(group: Sequence[ToTarget]) -> str:
@@ -197,40 +323,54 @@ def how_many(group: Sequence[ToTarget]) -> str:
     return told if count == len(group) else f"{told}, else best {metric.told(best)}"
 
 
-def learned(runs: Mapping[str, Sequence[Within]], width: int) -> Table:
-    """Return the scores of runs within an amount, one row per name, and all they had spent by then.
+def learned(found: Comparison, resource: Resource) -> Sheet:
+    """Return the scores of runs within an amount of a resource, and all they had spent by then.
 
-    Numbers are means of the runs that were evaluated by then, which the first column counts; runs
-    that had ended count as they ended. `shortfalls` tells of the others.
+    The first column counts the seeds that were evaluated by then; runs that had ended count as they
+    ended. `shortfalls` tells of the others.
     """
-    unit = _energy(each.spent.joules for group in runs.values() for each in group if each.spent)
-    metrics = list(dict.fromkeys(Metric(each.metric) for group in runs.values() for each in group))
-    heads = ("runs", *_score_heads(metrics), "simulated s", unit.name, "MB", "GFLOP", "rounds")
-    rows = {name: tuple(_lessons(group, metrics, unit)) for name, group in runs.items()}
-    return grid(heads, rows, width)
+    lessons = found.lessons[resource]
+    spent = {name: [each.spent for each in group.values()] for name, group in lessons.items()}
+    counts = {n: f"{sum(map(bool, group))} of {len(group)}" for n, group in spent.items()}
+    both = {
+        name: f"{found.difference(f'{resource}_rounds', name).count} "
+        f"of {len(found.common_seeds(name))}"
+        for name in found.runs
+    }
+    columns = [
+        *_last_and_best(found, f"{resource}_"),
+        _column(found, "simulated {}", f"{resource}_seconds"),
+        _energy(found, f"{resource}_joules", _unmeasured(spent)),
+        _column(found, "{}", f"{resource}_bytes"),
+        _column(found, "{}", f"{resource}_flops"),
+        _column(found, "rounds", f"{resource}_rounds"),
+    ]
+    return _sheet(found, [Column("runs", counts, both), *map(_uncounted, columns)])
 
 
-def _lessons(group: Sequence[Within], metrics: Sequence[Metric], unit: Unit) -> Iterator[str]:
-    spent = [each.spent for each in group if each.spent]
-    yield f"{len(spent)} of {len(group)}"
-    known = [(Metric(each.metric), each.score, each.best) for each in group if each.spent]
-    yield from _scores(metrics, known)
-    yield _finely(*(each.time for each in spent))
-    yield _joules(unit, *spent)
-    yield megabytes(*(each.bytes for each in spent))
-    yield _finely(*(each.flops / 1e9 for each in spent))
-    yield number(*(each.rounds for each in spent))
-
-
-def shortfalls(runs: Mapping[str, Sequence[Within]]) -> Iterator[str]:
+def shortfalls(runs: Mapping[str, Mapping[int, Within]]) -> Iterator[str]:
     """Yield a line for each name with runs that ended before an amount, or were evaluated later."""
     for name, group in runs.items():
-        late = [each for each in group if not each.spent]
-        ended = [each for each in group if each.spent and each.ended]
+        late = [each for each in group.values() if not each.spent]
+        ended = [each for each in group.values() if each.spent and each.ended]
         told = [f"{len(ended)} of {len(group)} {ended_after(ended)}"] if ended else []
         told += [f"{len(late)} of {len(group)} {first_after(late)}"] if late else []
         if told:
             yield f"{name}: {', '.join(told)}."
+
+
+# --- on the screen ------------------------------------------------------------------------------
+
+
+def table(runs: Runs, target: float | None, width: int) -> Table:
+    """Return one row per name: where it ended; one column has the seconds to the target, if any."""
+    goal = Goal(target=math.nan if target is None else target)
+    return drawn(ends(compare(runs, goal)), width)
+
+
+def drawn(sheet: Sheet, width: int) -> Table:
+    """Return a table for the screen, at most `width` wide if possible."""
+    return grid(sheet.heads, sheet.rows, width)
 
 
 def grid(heads: Sequence[str], rows: Mapping[str, Sequence[str]], width: int) -> Table:
@@ -241,7 +381,7 @@ def grid(heads: Sequence[str], rows: Mapping[str, Sequence[str]], width: int) ->
     """
     every = zip(heads, *rows.values(), strict=True)
     columns = [column for column in every if any(cell != NOTHING for cell in column[1:])]
-    names = max(map(len, rows))
+    names = max(map(len, rows), default=0)
     sizes = [max(map(len, column)) for column in columns]
     if names + sum(sizes) + len(sizes) > width:
         sizes = [max(len(word) for text in column for word in text.split()) for column in columns]
@@ -255,29 +395,6 @@ def grid(heads: Sequence[str], rows: Mapping[str, Sequence[str]], width: int) ->
     return made
 
 
-def _cells(
-    group: Sequence[Sequence[RoundRecord]],
-    ends: Sequence[Summary],
-    target: float | None,
-    unit: Unit,
-) -> Iterator[str]:
-    yield _finely(*(end.time for end in ends))
-    if target is not None:
-        costs = [to_target(records, target) for records in group]
-        yield over_seeds(costs, lambda spent: spent.time)
-    yield _joules(unit, *ends)
-    yield megabytes(*(end.down for end in ends))
-    yield megabytes(*(end.up for end in ends))
-    yield _finely(*(end.flops / 1e9 for end in ends))
-    failures = [end.failures for end in ends]
-    yield number(*failures) if len(set(failures)) > 1 else str(failures[0])
-
-
-def _over_devices(ends: Sequence[Summary]) -> str:
-    told = [end.fairness.deviation if end.fairness else math.nan for end in ends]
-    return number(*(100 * deviation for deviation in told))
-
-
 def failed_orders(ledger: Ledger) -> str:
     """Return how many orders failed and why ("3 of 40 orders failed: 3 died."), or ""."""
     counts = failure_counts(ledger)
@@ -285,42 +402,6 @@ def failed_orders(ledger: Ledger) -> str:
         return ""
     told = ", ".join(f"{count} {reason}" for reason, count in counts.items())
     return f"{sum(counts.values())} of {len(ledger)} orders failed: {told}."
-
-
-def megabytes(*amounts: float) -> str:
-    """Return bytes in megabytes, with more digits for small messages."""
-    return _finely(*(amount / 1e6 for amount in amounts))
-
-
-def _exactly(*values: float) -> str:
-    """Return numbers with four significant digits, for a metric of any size."""
-    if not values:
-        return NOTHING
-    over = spread(values)
-    mean = f"{over.mean:.4g}"
-    return mean if math.isnan(over.deviation) else f"{mean} ±{over.deviation:.2g}"
-
-
-def _finely(*values: float) -> str:
-    """Return numbers with two or more significant digits if they are below 1."""
-    if not 0 < max(values, default=0.0) < 1 or any(math.isnan(value) for value in values):
-        return number(*values)
-    over = spread(values)
-    if over.mean < _TINY:
-        mean = f"{over.mean:.1e}"
-        return mean if math.isnan(over.deviation) else f"{mean} ±{over.deviation:.1e}"
-    return number(*values, digits=max(3, 1 - math.floor(math.log10(over.mean))))
-
-
-def number(*values: float, digits: int = 1) -> str:
-    """Return one value, or the mean and the deviation of several; "–" if one is NaN."""
-    if not values or any(math.isnan(value) for value in values):
-        return NOTHING
-    over = spread(values)
-    digits = digits if abs(over.mean) < 1000 else 0
-    mean = f"{over.mean:,.{digits}f}"
-    # Without a space after the sign, so that a narrow column puts the deviation below the mean.
-    return mean if math.isnan(over.deviation) else f"{mean} ±{over.deviation:,.{digits}f}"
 
 
 # --- groups, devices and classes ----------------------------------------------------------------
@@ -331,7 +412,7 @@ _MOST_CLASSES = 12  # that have a row each
 def apart(details: Sequence[Breakdown], width: int) -> Table:
     """Return accuracies in per cent by group, device and class, a column for each width."""
     columns = [dict(_accuracies(each)) for each in details]
-    rows = {name: [number(100 * column[name]) for column in columns] for name in columns[0]}
+    rows = {name: [amount(100 * column[name]) for column in columns] for name in columns[0]}
     return grid([f"width {each.width:g}" for each in details], rows, width)
 
 

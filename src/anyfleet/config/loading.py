@@ -10,7 +10,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -33,7 +33,9 @@ from anyfleet.names import (
     public_names,
 )
 
-__all__ = ["load", "names_for"]
+__all__ = ["load", "names_for", "nearest"]
+
+T = TypeVar("T")
 
 
 # --- where a check stands, and what it found ----------------------------------------------------
@@ -64,12 +66,18 @@ class Scope:
     home: str = ""
     settled: bool = False  # whether `home` is this field's own, not that of the part around it
     folder: Path | None = None  # to which relative paths refer; None: the working directory
+    folders: Mapping[str, Path | None] = field(default_factory=dict)  # others, by path of a key
 
     def field(self, key: str) -> Scope:
         """Return the scope of a field; a field without a home keeps that of the part around it."""
         path = f"{self.path}.{key}" if self.path else key
         home = self.homes.get(key, self.home)
         return replace(self, path=path, home=home, settled=key in self.homes)
+
+    @property
+    def base(self) -> Path | None:
+        """The folder to which relative paths refer here."""
+        return nearest(self.folders, self.path) or self.folder
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -85,9 +93,14 @@ class Scope:
         return Outcome(problems=tuple(Problem(self.path, message) for message in messages))
 
 
-# --- values of any type -------------------------------------------------------------------------
-T = TypeVar("T")
+def nearest(table: Mapping[str, T | None], path: str) -> T | None:
+    """Return the entry of a path, or of the nearest one above it; None without any."""
+    while path and path not in table:
+        path = path.rpartition(".")[0]
+    return table.get(path)
 
+
+# --- values of any type -------------------------------------------------------------------------
 _NONE = {"use": "none"}  # None in TOML
 _LISTS = (tuple, list, Sequence, frozenset, set, AbstractSet)
 _TABLES = (Mapping, dict)
@@ -101,6 +114,7 @@ def load(
     allow: Collection[str] = ...,
     homes: Mapping[str, str] = ...,
     folder: Path | None = ...,
+    folders: Mapping[str, Path | None] | None = ...,
 ) -> T: ...
 @overload
 def load(
@@ -110,6 +124,7 @@ def load(
     allow: Collection[str] = ...,
     homes: Mapping[str, str] = ...,
     folder: Path | None = ...,
+    folders: Mapping[str, Path | None] | None = ...,
 ) -> Any: ...
 def load(
     data: Any,
@@ -118,16 +133,18 @@ def load(
     allow: Collection[str] = (),
     homes: Mapping[str, str] = HOMES,
     folder: Path | None = None,
+    folders: Mapping[str, Path | None] | None = None,
 ) -> Any:
     """Return the value that `data` describes, or raise ConfigError with every problem in it.
 
     `allow` names the packages besides `anyfleet` whose code may be used. `homes` tells for a field
     ("select") which package ("anyfleet.parts.select") exports what may stand there. A relative path
-    refers to `folder`, or to the working directory without one.
+    refers to `folder`, or to the working directory without one; `folders` has others, by the path
+    of a key.
     """
     if deep := too_deep(data):
         raise ConfigError([deep])
-    scope = Scope(tuple(allow), homes, folder=folder)
+    scope = Scope(tuple(allow), homes, folder=folder, folders=folders or {})
     outcome = _check(data, Any if kind is None else kind, scope)
     if outcome.value is FAILED or outcome.problems:
         raise ConfigError(outcome.problems)
@@ -179,14 +196,10 @@ def _scalar(value: Any, kind: Any, scope: Scope) -> Outcome:
     loose = isinstance(kind, type) and issubclass(kind, Path | Enum)
     try:
         found = adapter.validate_python(value, strict=not loose)
-        return Outcome(scope.folder / found if _is_relative(found, scope) else found)
+        relative = isinstance(found, Path) and not found.is_absolute()
+        return Outcome(scope.base / found if relative and scope.base is not None else found)
     except ValidationError as error:
         return scope.refuse(*(f"{_lower(e['msg'])}, got {value!r}." for e in error.errors()))
-
-
-def _is_relative(value: Any, scope: Scope) -> bool:
-    """Return whether a value is a path relative to the folder of its file."""
-    return scope.folder is not None and isinstance(value, Path) and not value.is_absolute()
 
 
 def _union(value: Any, kinds: tuple[Any, ...], scope: Scope, base: Any) -> Outcome:

@@ -1,4 +1,4 @@
-"""Run files: TOML from disk, `key=value` overrides, and code that lies beside the file."""
+"""Run files: TOML from disk with the files it extends, overrides, and code beside the file."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import re
 import tomllib
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from anyfleet.config.allowed_packages import (
     importable,
     not_installed,
-    packages_in,
     refused,
     trusted,
 )
-from anyfleet.config.loading import load
+from anyfleet.config.extending import written
+from anyfleet.config.loading import load, nearest
 from anyfleet.config.number_values import refuse_long_keys, too_deep
 from anyfleet.errors import AnyfleetWarning, BadCall, ConfigError, Problem
 from anyfleet.names import HOMES
@@ -33,7 +33,7 @@ class Source:
 
     `allow` is what the caller and the user's settings grant. `asked` is what the file asks for,
     which grants nothing. `problems` are those of overrides, which are not in the data; `load`
-    reports them with the rest.
+    reports them with the rest. `files` tells which other file gives a key, if it extends some.
     """
 
     data: Mapping[str, Any]
@@ -42,21 +42,35 @@ class Source:
     problems: tuple[Problem, ...] = ()
     asked: tuple[str, ...] = ()
     installed: tuple[str, ...] = ()  # those of `allow` that only the settings name
+    files: Mapping[str, Path | None] = field(default_factory=dict)  # by path; None: the run file
 
     def load(self, kind: Any = None, *, homes: Mapping[str, str] = HOMES) -> Any:
         """Return the value that the file describes, or raise ConfigError with every problem.
 
         A module beside the file is found too, if the caller has allowed its package. Relative paths
-        refer to the folder of the file. Warn of a package that the file asks for but does not need.
+        refer to the folder of the file in which they stand. Warn of a package that the file asks
+        for but does not need.
         """
         named = [name for name in self.allow if name not in self.installed]
+        folders = {
+            path: self.folder if file is None else file.resolve().parent
+            for path, file in self.files.items()
+        }
         try:
             with importable(self.folder, named):
-                value = load(self.data, kind, allow=self.allow, homes=homes, folder=self.folder)
+                value = load(
+                    self.data,
+                    kind,
+                    allow=self.allow,
+                    homes=homes,
+                    folder=self.folder,
+                    folders=folders,
+                )
         except ConfigError as error:
             requests = refused(self.asked, self.allow, self.folder)
             absent = not_installed(self.installed, self.folder)
-            raise ConfigError((*self.problems, *requests, *absent, *error.problems)) from error
+            found = map(self._placed, error.problems)
+            raise ConfigError((*self.problems, *requests, *absent, *found)) from error
         if self.problems:
             raise ConfigError(self.problems)
         for request in refused(self.asked, self.allow, self.folder):
@@ -64,9 +78,14 @@ class Source:
             warnings.warn(told, AnyfleetWarning, stacklevel=2)
         return value
 
+    def _placed(self, problem: Problem) -> Problem:
+        """Return a problem with the file in which its key stands, if that is another one."""
+        file = nearest(self.files, problem.path)
+        return problem if file is None else Problem(f"{problem.path} (in {file})", problem.message)
+
 
 def read(path: str | Path, overrides: Sequence[str] = (), allow: Collection[str] = ()) -> Source:
-    """Read a TOML file and apply `key=value` overrides.
+    """Read a TOML file with those it extends, and apply `key=value` overrides.
 
     Only `allow` and the user's own settings grant packages; `[allow]` in the file is a request.
     Overrides that cannot be applied are kept for `Source.load`, which reports all problems.
@@ -74,41 +93,38 @@ def read(path: str | Path, overrides: Sequence[str] = (), allow: Collection[str]
     file = Path(path)
     _refuse_text("overrides", overrides)
     _refuse_text("allow", allow)
-    written = _parsed(file)
-    asked, wrong = packages_in(written.pop("allow", {}))
-    data, problems = _overridden(written, overrides)
+    found = written(file)
+    data, problems = _overridden(found.data, overrides)
     if data.pop("allow", None) is not None:
         told = "cannot be an override: use --allow PACKAGE, or allow=[...] in Python."
         problems = (*problems, Problem("allow", told))
+    if data.pop("extends", None) is not None:
+        told = "cannot be an override: write a file that extends others."
+        problems = (*problems, Problem("extends", told))
     deep = too_deep(data)
-    if wrong or deep:
-        raise ConfigError((*problems, *wrong, *([deep] if deep else [])))
+    if found.problems or deep:
+        raise ConfigError((*problems, *found.problems, *([deep] if deep else [])))
     settings = tuple(name for name in trusted() if name not in allow)
     granted = tuple(dict.fromkeys((*allow, *settings)))
-    return Source(data, granted, file.resolve().parent, problems, asked, settings)
+    asked, files = found.asked, _other_files(found.files, file, overrides)
+    return Source(data, granted, file.resolve().parent, problems, asked, settings, files)
+
+
+def _other_files(
+    files: Mapping[str, Path], file: Path, overrides: Sequence[str]
+) -> dict[str, Path | None]:
+    """Return which other file gives a key; None for keys of the run file and of overrides."""
+    found = {path: None if each == file else each for path, each in files.items()}
+    for path in (text.partition("=")[0].strip() for text in overrides if found):
+        found = {key: each for key, each in found.items() if not key.startswith(f"{path}.")}
+        found[path] = None
+    return found
 
 
 def _refuse_text(name: str, given: Collection[str]) -> None:
     """Raise BadCall for one text where a list is due: it would be read letter by letter."""
     if isinstance(given, str | bytes):
         raise BadCall(f"{name} must be a list of texts, got the text {given!r}; write [{given!r}].")
-
-
-def _parsed(file: Path) -> dict[str, Any]:
-    try:
-        text = file.read_text(encoding="utf-8")
-        refuse_long_keys(text)
-        written = tomllib.loads(text)
-    except OSError as error:
-        raise ConfigError([Problem(str(file), f"cannot be read: {error.strerror}.")]) from error
-    except RecursionError as error:
-        told = "not valid TOML: tables or lists are nested too deeply."
-        raise ConfigError([Problem(str(file), told)]) from error
-    except ValueError as error:  # also bytes that are no text, and numbers of thousands of digits
-        raise ConfigError([Problem(str(file), f"not valid TOML: {error}.")]) from error
-    if deep := too_deep(written):
-        raise ConfigError([deep])
-    return written
 
 
 def override(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
