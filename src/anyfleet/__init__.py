@@ -7,8 +7,8 @@
 
 What a run is made of: `tasks` (what is learned), `methods` (one paper, one function), `parts` (what
 fills the slots of a method, and how to write one), `world` (the simulated fleet), `runtime`
-(engines). What comes out: `analysis`, `store`. Beneath: `core`, `elastic`, `measure`, `formulas`,
-`wire`, `config`, `hardware`, `papers`.
+(engines). What comes out: `analysis`, `store`. Several runs: `study`, `together`. Beneath: `core`,
+`elastic`, `measure`, `formulas`, `wire`, `config`, `hardware`, `papers`.
 """
 
 import typing
@@ -33,7 +33,9 @@ if typing.TYPE_CHECKING:
         rng,
         runtime,
         store,
+        study,
         tasks,
+        together,
         wire,
         world,
     )
@@ -80,9 +82,11 @@ __all__ = [
     "rng",
     "runtime",
     "store",
+    "study",
     "summarise",
     "tasks",
     "to_target",
+    "together",
     "trace",
     "wire",
     "world",

@@ -44,7 +44,8 @@ MODULES = [module_of(file) for file in FILES]
 # its own room and from every layer below, not from the other rooms of its layer.
 LAYERS = (
     ("cli",),
-    ("analysis experiment hardware store",),
+    ("study",),
+    ("analysis experiment hardware store together",),
     ("methods",),
     ("parts", "world runtime wire", "tasks"),
     ("measure",),

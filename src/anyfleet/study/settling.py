@@ -1,0 +1,88 @@
+"""Settling a study before its first run: everything is built once, and one engine is chosen."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from anyfleet.analysis.metric import main_metric
+from anyfleet.core.objectives import Task
+from anyfleet.errors import ConfigError, Problem
+from anyfleet.experiment import assemble, prospect, warn_of_excess
+from anyfleet.runtime.simulated.engine_choice import choose
+from anyfleet.runtime.simulated.execution import execution_of
+from anyfleet.study.plan import Cell, Study
+from anyfleet.world import World
+
+
+@dataclass(frozen=True, eq=False)
+class Settled:
+    """A study whose engine and devices are named, and the tasks that were built on the way.
+
+    These belong to the first seed of each experiment, by `PlannedRun.task`.
+    """
+
+    study: Study
+    tasks: Mapping[str, Task]
+
+
+def settle(study: Study) -> Settled:
+    """Return a study that can begin: all experiments fit together, all have the same engine.
+
+    Experiments that name an engine keep it. Raise ConfigError with all that does not fit, before
+    anything runs.
+    """
+    keys = {(run.name, run.seed): run.task for run in study.runs()}
+    tasks: dict[str, Task] = {}
+    worlds: dict[str, World] = {}
+    problems: list[Problem] = []
+    for name, cell in study.cells.items():
+        key = keys[name, cell.seeds[0]]
+        shared = tasks.get(key)
+        try:
+            tasks[key], worlds[name] = assemble(cell.experiment, shared)
+            if shared is not None:  # otherwise it is done when the task is built
+                warn_of_excess(cell.experiment, worlds[name])
+        except ConfigError as error:
+            problems += [Problem(f"{name}: {each.path}", each.message) for each in error.problems]
+    if problems:
+        raise ConfigError(problems)
+    own = {name: tasks[keys[name, cell.seeds[0]]] for name, cell in study.cells.items()}
+    cells, told = _carried_out(study.cells, own, worlds)
+    if len(set(told.values())) == 1:
+        told = {"All": next(iter(told.values()))}
+    lines = tuple(f"{name}: {text}" for name, text in told.items())
+    settled = replace(study, cells=cells, executions=lines)
+    # A device has a name now, which is part of what a run calls its task.
+    names = {run.task: keys[run.name, run.seed] for run in settled.runs()}
+    return Settled(settled, {new: tasks[old] for new, old in names.items() if old in tasks})
+
+
+def _carried_out(
+    cells: Mapping[str, Cell], tasks: Mapping[str, Task], worlds: Mapping[str, World]
+) -> tuple[dict[str, Cell], dict[str, str]]:
+    """Return cells with their engines and devices, and how each is carried out, for people."""
+    prospects = [
+        prospect(cell.experiment, tasks[name], worlds[name])
+        for name, cell in cells.items()
+        if cell.experiment.engine == "auto"
+    ]
+    chosen, why = choose(prospects) if prospects else (None, "")
+    found: dict[str, Cell] = {}
+    told: dict[str, str] = {}
+    for name, cell in cells.items():
+        engine, reason = cell.experiment.engine, ""
+        if engine == "auto":
+            assert chosen is not None  # for this one among others
+            engine, reason = chosen, why
+        execution = execution_of(tasks[name], engine, reason)
+        device = cell.experiment.device
+        if device == "auto":
+            device = execution.device.partition(":")[0]
+        metrics = tuple(tasks[name].metrics)
+        first = main_metric(metrics)
+        found[name] = replace(
+            cell,
+            experiment=replace(cell.experiment, engine=engine, device=device),
+            metrics=tuple(dict.fromkeys((first, *metrics, "loss"))),
+        )
+        told[name] = str(execution)
+    return found, told
