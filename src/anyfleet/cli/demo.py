@@ -87,7 +87,7 @@ def show_demo(found: OpenStudy) -> None:
     """Play what is left of a demonstration, and show and explain what came out."""
     outcome, screen = play(found), found.screen
     first = next(iter(found.study.cells.values())).experiment
-    world = assemble(first, next(iter(found.tasks.values()), None))[1]
+    _, world = next(iter(found.built.values()), None) or assemble(first)
     title = f"{len(world)} unequal devices, Fashion-MNIST subset, non-i.i.d."
     tell(found, outcome, world=world, title=title)
     if outcome.complete:

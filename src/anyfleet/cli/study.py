@@ -22,12 +22,23 @@ from anyfleet.cli.report import report
 from anyfleet.cli.run import RUNS, resumption
 from anyfleet.cli.screen import console, errors, put_event, put_line, show, silent, study_progress
 from anyfleet.cli.stopping import exit_code
-from anyfleet.core.objectives import Task
 from anyfleet.errors import AnyfleetWarning, ConfigError, Problem
 from anyfleet.store import Terms, fresh
 from anyfleet.store.disk import Lock
-from anyfleet.study import Cell, Means, Study, conduct, processes, results, settle, standing, stop
+from anyfleet.study import (
+    Cell,
+    Means,
+    PlannedRun,
+    Study,
+    conduct,
+    processes,
+    results,
+    settle,
+    standing,
+    stop,
+)
 from anyfleet.study.events import Ended, Event, Noted
+from anyfleet.study.playing import Built
 from anyfleet.study.state_file import (
     claim,
     holds_study,
@@ -57,7 +68,7 @@ class OpenStudy:
     study: Study
     lock: Lock
     manner: Manner
-    tasks: Mapping[str, Task] = field(default_factory=dict)
+    built: Mapping[PlannedRun, Built] = field(default_factory=dict)
     out: TextIO = field(default_factory=lambda: sys.stdout)
 
     @property
@@ -113,7 +124,7 @@ def opened(study: Study, manner: Manner) -> Iterator[OpenStudy]:
     lock = claim(folder)
     try:
         record(folder, settled.study)
-        yield OpenStudy(folder, settled.study, lock, manner, settled.tasks)
+        yield OpenStudy(folder, settled.study, lock, manner, settled.built)
     finally:
         lock.release()
 
@@ -193,7 +204,7 @@ def play(opened: OpenStudy) -> Outcome:
         played = f"{len(there.finished)} of {planned} runs are finished already"
         show(screen, f"{played}; {len(there.left)} to play.")
     jobs = processes(study.threads) if manner.jobs is None else manner.jobs
-    events = conduct(folder, study, Means(jobs, manner.terms), opened.tasks)
+    events = conduct(folder, study, Means(jobs, manner.terms), opened.built)
     stopped: KeyboardInterrupt | None = None
     traces: set[str] = set()
     quiet = silent() if manner.json else screen

@@ -5,13 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from anyfleet.analysis.comparison import Runs
-from anyfleet.core.objectives import Task
 from anyfleet.experiment import RoundRecord
 from anyfleet.runtime.simulated.engines import cores
 from anyfleet.store import Terms, read_rounds
 from anyfleet.study import remarks
 from anyfleet.study.plan import PlannedRun, Study
-from anyfleet.study.playing import Events, Player, complete, grouped
+from anyfleet.study.playing import Built, Events, Player, complete, grouped
 from anyfleet.study.workers import play_parallel
 
 
@@ -46,18 +45,17 @@ class Means:
 
 
 def conduct(
-    folder: Path, study: Study, means: Means, tasks: Mapping[str, Task] | None = None
+    folder: Path, study: Study, means: Means, built: Mapping[PlannedRun, Built] | None = None
 ) -> Events:
     """Play all runs of a study that are not finished; yield what happens.
 
     Runs on an accelerator are played in this process, those of equal shape together; runs on a CPU
-    in `jobs` processes. Results depend on none of that. `tasks` are built already, by
-    `PlannedRun.task`.
+    in `jobs` processes. Results depend on none of that. `built` is what there is of some runs.
     """
     left = standing(folder, study).left
     here = [run for run in left if study.cells[run.name].experiment.device.startswith("cuda")]
     others = [run for run in left if run not in here]
-    player = Player(folder, study, means.terms, tasks)
+    player = Player(folder, study, means.terms, built)
     for group in grouped(study, folder, here):
         yield from player.play(group)
     jobs = min(means.jobs, len(others))

@@ -10,7 +10,7 @@ from typing import Any
 
 from anyfleet.core.objectives import Task
 from anyfleet.errors import AnyfleetError, BadReturn, StoreError
-from anyfleet.experiment import Experiment, Prepared, RoundResult, State, assemble, prepare
+from anyfleet.experiment import Experiment, Prepared, RoundResult, State, prepare
 from anyfleet.store import (
     Origin,
     Recording,
@@ -27,8 +27,10 @@ from anyfleet.study.events import Advanced, Begun, Ended, Event, Noted
 from anyfleet.study.plan import PlannedRun, Study
 from anyfleet.together import play_together
 from anyfleet.tracebacks import note, raised_inside
+from anyfleet.world import World
 
 Events = Generator[Event, None, None]
+Built = tuple[Task, World]  # of an experiment
 MOST_TOGETHER = 16  # runs of equal shape, on an accelerator
 
 
@@ -68,7 +70,7 @@ class _Opened:
 class Player:
     """Whoever plays the runs of a study one after the other, and keeps the task between them.
 
-    `tasks` are built already, by `PlannedRun.task`.
+    What is `built` already for some runs is used for them.
     """
 
     def __init__(
@@ -76,10 +78,11 @@ class Player:
         folder: Path,
         study: Study,
         terms: Terms,
-        tasks: Mapping[str, Task] | None = None,
+        built: Mapping[PlannedRun, Built] | None = None,
     ) -> None:
         self._folder, self._study, self._terms = folder, study, terms
-        self._tasks = dict(tasks or {})
+        self._built = dict(built or {})
+        self._tasks = {run.task: task for run, (task, _) in self._built.items()}
 
     def play(self, runs: Sequence[PlannedRun]) -> Events:
         """Play runs together; yield what happens. An error of theirs ends them, and is told."""
@@ -125,8 +128,7 @@ class Player:
             folder.mkdir(parents=True, exist_ok=True)
             refuse_links(self._folder, [str(run.folder.parent), str(run.folder)])
             force_folder(folder.parent)
-        experiment = cell.of(run.seed)
-        prepared = prepare(experiment, self._task(run, experiment))
+        prepared = self._prepared(run, cell.of(run.seed))
         origin = Origin(prepared.task, cell.home)
         recording = Recording(folder, prepared.experiment, cell.allow, origin=origin)
         return _Opened(run, prepared, recording, None), ()
@@ -149,14 +151,16 @@ class Player:
         )
         return _Opened(run, prepared, recording, state), found.remarks
 
-    def _task(self, run: PlannedRun, experiment: Experiment) -> Task:
-        """Return the task of a run; the last one, or one that is built already, is not built again.
+    def _prepared(self, run: PlannedRun, experiment: Experiment) -> Prepared:
+        """Return a run ready to begin, with the task of the run before it if that is the same.
 
-        Others are forgotten: a task may be large.
+        Other tasks are forgotten: they may be large.
         """
+        _, world = self._built.pop(run, (None, None))
+        prepared = prepare(experiment, self._tasks.get(run.task), world=world)
         if run.task not in self._tasks:
-            self._tasks = {run.task: assemble(experiment)[0]}
-        return self._tasks[run.task]
+            self._tasks, self._built = {run.task: prepared.task}, {}
+        return prepared
 
     def _close(self, each: _Opened) -> None:
         """Write down what went wrong in a run that has all of its rounds."""

@@ -9,19 +9,17 @@ from anyfleet.errors import ConfigError, Problem
 from anyfleet.experiment import assemble, prospect, warn_of_excess
 from anyfleet.runtime.simulated.engine_choice import choose
 from anyfleet.runtime.simulated.execution import execution_of
-from anyfleet.study.plan import Cell, Study
+from anyfleet.study.plan import Cell, PlannedRun, Study
+from anyfleet.study.playing import Built
 from anyfleet.world import World
 
 
 @dataclass(frozen=True, eq=False)
 class Settled:
-    """A study whose engine and devices are named, and the tasks that were built on the way.
-
-    These belong to the first seed of each experiment, by `PlannedRun.task`.
-    """
+    """A study whose engine and devices are named, and what was built for the first seeds."""
 
     study: Study
-    tasks: Mapping[str, Task]
+    built: Mapping[PlannedRun, Built]
 
 
 def settle(study: Study) -> Settled:
@@ -51,9 +49,8 @@ def settle(study: Study) -> Settled:
         told = {"All": next(iter(told.values()))}
     lines = tuple(f"{name}: {text}" for name, text in told.items())
     settled = replace(study, cells=cells, executions=lines)
-    # A device has a name now, which is part of what a run calls its task.
-    names = {run.task: keys[run.name, run.seed] for run in settled.runs()}
-    return Settled(settled, {new: tasks[old] for new, old in names.items() if old in tasks})
+    first = [run for run in settled.runs() if run.seed == cells[run.name].seeds[0]]
+    return Settled(settled, {run: (own[run.name], worlds[run.name]) for run in first})
 
 
 def _carried_out(
