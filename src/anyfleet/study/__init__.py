@@ -10,6 +10,7 @@ The folder holds `study.toml`, which says what the study is, and the folders of 
 finished is read from there, what was interrupted is resumed, and what is missing is played.
 """
 
+from anyfleet.study import state_file
 from anyfleet.study.conducting import Means, Standing, conduct, processes, results, standing
 from anyfleet.study.plan import Cell, PlannedRun, Study
 from anyfleet.study.playing import stop
@@ -32,5 +33,6 @@ __all__ = [
     "settings_of",
     "settle",
     "standing",
+    "state_file",
     "stop",
 ]

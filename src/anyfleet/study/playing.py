@@ -2,7 +2,7 @@
 
 import time
 import traceback
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,15 +88,12 @@ class Player:
         """Play runs together; yield what happens. An error of theirs ends them, and is told."""
         ended: set[PlannedRun] = set()
         try:
-            for event in self._play(runs):
-                if isinstance(event, Ended):
-                    ended.add(event.run)
-                yield event
+            yield from self._play(runs, ended)
         except Exception as error:  # noqa: BLE001 - a user's part may fail in any way: others go on
             failed = [run for run in runs if run not in ended]
             yield from (Ended(run, "failed", *_told(error)) for run in failed)
 
-    def _play(self, runs: Sequence[PlannedRun]) -> Iterator[Event]:
+    def _play(self, runs: Sequence[PlannedRun], ended: set[PlannedRun]) -> Events:
         opened: list[_Opened] = []
         with ExitStack() as stack:
             for run in runs:
@@ -117,6 +114,7 @@ class Player:
                 began = now
         for each in opened:
             self._close(each)
+            ended.add(each.run)
             yield Ended(each.run, "finished")
 
     def _open(self, run: PlannedRun) -> tuple[_Opened, tuple[str, ...]]:
