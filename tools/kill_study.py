@@ -117,9 +117,8 @@ def main(kills: int, seed: int, jobs: int, rounds: int) -> int:
             found = results(other)
             wrong += [name for name in {**whole, **found} if whole.get(name) != found.get(name)]
     _say(last)
-    _say(
-        f"{kills} kills: {', '.join(wrong) or 'nothing'} differs, {len(again)} finished runs played again."
-    )
+    told = ", ".join(wrong) or "nothing"
+    _say(f"{kills} kills: {told} differs; finished runs that were played again: {len(again)}.")
     return 1 if wrong or again else 0
 
 

@@ -34,9 +34,16 @@ EVENTS: tuple[Event, ...] = (
 )
 
 
+def console(out: StringIO, *, terminal: bool) -> Console:
+    known = {"TERM": "xterm"}
+    return Console(
+        file=out, width=200, force_terminal=terminal, highlight=False, no_color=True, _environ=known
+    )
+
+
 def shown(*, terminal: bool) -> str:
     out = StringIO()
-    screen = Console(file=out, width=200, force_terminal=terminal, _environ={"TERM": "xterm"})
+    screen = console(out, terminal=terminal)
     with study_progress(screen, (ONE, TWO), finished=3) as tell:
         for event in EVENTS[:5]:
             tell(event)
@@ -61,7 +68,7 @@ def test_a_study_has_one_line_for_all_and_one_for_each_run_under_way() -> None:
 
 def test_a_run_has_one_live_line() -> None:
     out = StringIO()
-    screen = Console(file=out, width=200, force_terminal=True, _environ={"TERM": "xterm"})
+    screen = console(out, terminal=True)
     record = RoundRecord(0, 1.0, 0, 0, 0, 0, 1, 0, 0.5, math.nan, {"accuracy": 0.25})
     with progress(screen, "mine", 4) as tell:
         tell(record)
