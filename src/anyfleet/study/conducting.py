@@ -50,7 +50,8 @@ def conduct(
     """Play all runs of a study that are not finished; yield what happens.
 
     Runs on an accelerator are played in this process, those of equal shape together; runs on a CPU
-    in `jobs` processes. Results depend on none of that. `built` is what there is of some runs.
+    in `jobs` processes, which import the main module again as all spawned processes do. Results
+    depend on none of that. `built` is what there is of some runs.
     """
     left = standing(folder, study).left
     here = [run for run in left if study.cells[run.name].experiment.device.startswith("cuda")]

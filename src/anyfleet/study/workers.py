@@ -7,6 +7,7 @@ reports what happens through a pipe. One that dies takes only its run with it, w
 import multiprocessing
 import os
 import signal
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -81,6 +82,9 @@ def _start(folder: Path, terms: Terms) -> _Worker:
 @contextmanager
 def _ignored_interrupts() -> Iterator[None]:
     """Start processes that do not hear Ctrl-C: this one hears it, and tells them when to stop."""
+    if threading.current_thread() is not threading.main_thread():  # which cannot set signals
+        yield
+        return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
@@ -103,14 +107,15 @@ def _hand(worker: _Worker, left: list[PlannedRun]) -> None:
 
 def _ready(workers: Sequence[_Worker]) -> list[_Worker]:
     """Wait until processes have something to tell, and return them."""
-    ready = wait([worker.pipe for worker in workers])
-    return [worker for worker in workers if worker.pipe in ready]
+    # A process may have left its end of the pipe to processes of its own.
+    ready = wait([each for worker in workers for each in (worker.pipe, worker.process.sentinel)])
+    return [each for each in workers if each.pipe in ready or each.process.sentinel in ready]
 
 
 def _received(worker: _Worker) -> Event | None:
     """Return what a process tells; None if it is dead."""
     try:
-        event: Event = worker.pipe.recv()
+        event: Event | None = worker.pipe.recv() if worker.pipe.poll() else None
     except (EOFError, OSError):
         return None
     return event
