@@ -233,7 +233,7 @@ def _unmixed(manner: Manner) -> Iterator[None]:
 
 
 def _attend(event: Event, traces: set[str]) -> None:
-    """Warn of what a run notes, and print the traceback of an error, each once."""
+    """Print what a run notes, as a warning, and the traceback of an error, each once."""
     if isinstance(event, Noted):
         warnings.warn(event.text, AnyfleetWarning, stacklevel=2)
     elif isinstance(event, Ended) and event.trace and event.trace not in traces:

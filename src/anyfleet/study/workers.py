@@ -138,7 +138,7 @@ def _dismiss(worker: _Worker) -> None:
 
 
 def _stop(workers: Sequence[_Worker]) -> None:
-    """Stop processes, each after it has closed its run."""
+    """Let processes end, each after it has closed its run."""
     for worker in workers:
         worker.process.terminate()
         worker.pipe.close()
