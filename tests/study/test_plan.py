@@ -9,6 +9,7 @@ from anyfleet import methods
 from anyfleet.core.method import Method
 from anyfleet.errors import ConfigError, StoreError
 from anyfleet.experiment import Experiment
+from anyfleet.store import Terms
 from anyfleet.store.environment import FILE
 from anyfleet.study import (
     Cell,
@@ -28,9 +29,9 @@ from anyfleet.study import (
 )
 from anyfleet.study.events import Advanced, Begun, Ended
 from anyfleet.study.plan import written
-from anyfleet.study.playing import grouped, shape
+from anyfleet.study.playing import Player, grouped, shape
 from anyfleet.study.sources import short_keys
-from tests.helpers.runs import EXPERIMENT, TASK
+from tests.helpers.runs import EXPERIMENT, TASK, contents
 from tests.study.test_study import RUN_FILE
 
 SHORT = replace(EXPERIMENT, rounds=2, engine="auto")
@@ -193,6 +194,22 @@ def test_runs_of_equal_shape_differ_in_seeds_and_numbers_of_the_method(tmp_path:
         ["a/seed-0", "c/seed-0", "a/seed-1"],
         ["b/seed-0"],
     ]
+
+
+def test_runs_that_are_played_together_end_as_each_alone(tmp_path: Path) -> None:
+    study = settle(study_of("a", seeds=(0, 1))).study
+    for name, size in (("alone", 1), ("together", 2)):
+        player = Player(tmp_path / name, study, Terms())
+        runs = study.runs()
+        events = [
+            event
+            for first in range(0, len(runs), size)
+            for event in player.play(runs[first : first + size])
+        ]
+        assert [event.how for event in events if isinstance(event, Ended)] == ["finished"] * 2
+    for seed in (0, 1):
+        one, two = (contents(tmp_path / name / f"a/seed-{seed}") for name in ("alone", "together"))
+        assert one == two
 
 
 def test_a_run_that_somebody_made_longer_is_not_compared(tmp_path: Path) -> None:

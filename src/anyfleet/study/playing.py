@@ -102,16 +102,14 @@ class Player:
                 opened.append(each)
                 yield from (Noted(f"{run}: {text}") for text in told)
                 yield Begun(run, len(each.recording.records))
-            began = time.monotonic()
+            last = [time.monotonic()] * len(runs)  # result of each, or its beginning
             results = play_together(
                 [each.prepared for each in opened], [each.state for each in opened]
             )
             for number, result in results:
                 opened[number].recording.append(result)
-                now = time.monotonic()
-                # Rounds of several runs take turns: their time is that of one round of each.
-                yield _advanced(runs[number], result, (now - began) * len(runs))
-                began = now
+                before, last[number] = last[number], time.monotonic()
+                yield _advanced(runs[number], result, last[number] - before)
         for each in opened:
             self._close(each)
             ended.add(each.run)
