@@ -30,6 +30,7 @@ from anyfleet.study import (
     Means,
     PlannedRun,
     Study,
+    assemble_all,
     conduct,
     processes,
     results,
@@ -47,6 +48,7 @@ from anyfleet.study.state_file import (
     record,
     require_same,
 )
+from anyfleet.study.workers import Crew, await_imports, hired
 from anyfleet.world import World
 
 
@@ -69,6 +71,7 @@ class OpenStudy:
     lock: Lock
     manner: Manner
     built: Mapping[PlannedRun, Built] = field(default_factory=dict)
+    crew: Crew = field(default_factory=list)
     out: TextIO = field(default_factory=lambda: sys.stdout)
 
     @property
@@ -117,16 +120,26 @@ def opened(study: Study, manner: Manner) -> Iterator[OpenStudy]:
         return
     if manner.out is not None and occupied(manner.out):
         claim(manner.out)  # which says why not
-    settled = settle(study)
-    _need_metric(settled.study)
-    _refuse_jobs(settled.study, manner)
-    folder = fresh(RUNS, study.kind) if manner.out is None else manner.out
-    lock = claim(folder)
-    try:
-        record(folder, settled.study)
-        yield OpenStudy(folder, settled.study, lock, manner, settled.built)
-    finally:
-        lock.release()
+    with hired(_crew_size(study, manner)) as crew:
+        assembled = assemble_all(study)
+        await_imports(crew)
+        settled = settle(study, assembled)
+        _need_metric(settled.study)
+        _refuse_jobs(settled.study, manner)
+        folder = fresh(RUNS, study.kind) if manner.out is None else manner.out
+        lock = claim(folder)
+        try:
+            record(folder, settled.study)
+            yield OpenStudy(folder, settled.study, lock, manner, settled.built, crew)
+        finally:
+            lock.release()
+
+
+def _crew_size(study: Study, manner: Manner) -> int:
+    """Return how many processes a new study will use; 0 where it may have none but this one."""
+    jobs = processes(study.threads) if manner.jobs is None else manner.jobs
+    count = min(jobs, len(study.runs()))
+    return count if count > 1 and not torch.cuda.is_available() else 0
 
 
 @contextmanager
@@ -204,7 +217,7 @@ def play(opened: OpenStudy) -> Outcome:
         played = f"{len(there.finished)} of {planned} runs are finished already"
         show(screen, f"{played}; {len(there.left)} to play.")
     jobs = processes(study.threads) if manner.jobs is None else manner.jobs
-    events = conduct(folder, study, Means(jobs, manner.terms), opened.built)
+    events = conduct(folder, study, Means(jobs, manner.terms), opened.built, opened.crew)
     stopped: KeyboardInterrupt | None = None
     traces: set[str] = set()
     quiet = silent() if manner.json else screen

@@ -14,7 +14,7 @@ from anyfleet.study import state_file
 from anyfleet.study.conducting import Means, Standing, conduct, processes, results, standing
 from anyfleet.study.plan import Cell, PlannedRun, Study
 from anyfleet.study.playing import stop
-from anyfleet.study.settling import Settled, settle
+from anyfleet.study.settling import Settled, assemble_all, settle
 from anyfleet.study.sources import Setting, Sources, cells_of, settings_of
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Sources",
     "Standing",
     "Study",
+    "assemble_all",
     "cells_of",
     "conduct",
     "processes",

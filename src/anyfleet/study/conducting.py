@@ -11,7 +11,7 @@ from anyfleet.store import Terms, read_rounds
 from anyfleet.study import remarks
 from anyfleet.study.plan import PlannedRun, Study
 from anyfleet.study.playing import Built, Events, Player, complete, grouped
-from anyfleet.study.workers import play_parallel
+from anyfleet.study.workers import Crew, play_parallel
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,18 @@ class Means:
 
 
 def conduct(
-    folder: Path, study: Study, means: Means, built: Mapping[PlannedRun, Built] | None = None
+    folder: Path,
+    study: Study,
+    means: Means,
+    built: Mapping[PlannedRun, Built] | None = None,
+    crew: Crew | None = None,
 ) -> Events:
     """Play all runs of a study that are not finished; yield what happens.
 
     Runs on an accelerator are played in this process, those of equal shape together; runs on a CPU
     in `jobs` processes, which import the main module again as all spawned processes do. Results
-    depend on none of that. `built` is what there is of some runs.
+    depend on none of that. `built` is what there is of some runs, and the `crew` what
+    there is of processes.
     """
     left = standing(folder, study).left
     here = [run for run in left if study.cells[run.name].experiment.device.startswith("cuda")]
@@ -61,7 +66,7 @@ def conduct(
         yield from player.play(group)
     jobs = min(means.jobs, len(others))
     if jobs > 1:
-        yield from play_parallel(folder, others, jobs=jobs, terms=means.terms)
+        yield from play_parallel(folder, others, jobs=jobs, terms=means.terms, crew=crew)
     else:
         for run in others:
             yield from player.play([run])

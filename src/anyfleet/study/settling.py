@@ -22,11 +22,18 @@ class Settled:
     built: Mapping[PlannedRun, Built]
 
 
-def settle(study: Study) -> Settled:
-    """Return a study that can begin: all experiments fit together, all have the same engine.
+@dataclass(frozen=True, eq=False)
+class Assembled:
+    """The tasks and fleets of the first seeds of a study, by name."""
 
-    Experiments that name an engine keep it. Raise ConfigError with all that does not fit, before
-    anything runs.
+    tasks: Mapping[str, Task]
+    worlds: Mapping[str, World]
+
+
+def assemble_all(study: Study) -> Assembled:
+    """Return what the experiments of a study come to; equal tasks are built once.
+
+    Raise ConfigError with all that does not fit, before anything runs.
     """
     keys = {(run.name, run.seed): run.task for run in study.runs()}
     tasks: dict[str, Task] = {}
@@ -44,6 +51,16 @@ def settle(study: Study) -> Settled:
     if problems:
         raise ConfigError(problems)
     own = {name: tasks[keys[name, cell.seeds[0]]] for name, cell in study.cells.items()}
+    return Assembled(own, worlds)
+
+
+def settle(study: Study, assembled: Assembled | None = None) -> Settled:
+    """Return a study that can begin: all experiments fit together, all have the same engine.
+
+    Experiments that name an engine keep it. What is `assembled` already is not built again.
+    """
+    there = assembled or assemble_all(study)
+    own, worlds = there.tasks, there.worlds
     cells, told = _carried_out(study.cells, own, worlds)
     if len(set(told.values())) == 1:
         told = {"All": next(iter(told.values()))}

@@ -26,6 +26,7 @@ from anyfleet.study.events import Ended, Event, Noted
 from anyfleet.study.plan import PlannedRun
 from anyfleet.study.playing import Events, Player, stop
 
+READY = Noted("ready")  # said by a process that has imported everything
 _PATIENCE = 60.0  # seconds in which a process that is told to stop closes its run
 
 
@@ -38,20 +39,57 @@ class _Worker:
     run: PlannedRun | None = None
     task: str = ""
 
+    def brief(self, folder: Path, terms: Terms) -> None:
+        """Send what belongs to all runs."""
+        with suppress(OSError):  # it is dead, which is noticed when nothing comes of it
+            self.pipe.send((str(folder), terms))
 
-def play_parallel(folder: Path, runs: Sequence[PlannedRun], *, jobs: int, terms: Terms) -> Events:
+
+Crew = list[_Worker]  # processes that have no run yet
+
+
+@contextmanager
+def hired(count: int) -> Iterator[Crew]:
+    """Start processes that import what they need while this one still prepares their runs."""
+    crew: Crew = []
+    try:
+        for _ in range(count):
+            crew.append(_start())
+        yield crew
+    finally:
+        _stop(crew)
+
+
+def await_imports(crew: Crew) -> None:
+    """Wait until hired processes have imported everything: what is measured now is undisturbed."""
+    for worker in crew:
+        wait([worker.pipe, worker.process.sentinel])
+
+
+def play_parallel(
+    folder: Path,
+    runs: Sequence[PlannedRun],
+    *,
+    jobs: int,
+    terms: Terms,
+    crew: Crew | None = None,
+) -> Events:
     """Play runs of the study in a folder in so many processes; yield what happens.
 
-    However this ends, no process is left behind, and every run is closed or can be resumed.
+    Those of the crew are taken first. However this ends, none of them is left behind, and every run
+    is closed or can be resumed.
     """
-    left, workers = list(runs), list[_Worker]()
+    left, workers, spare = list(runs), list[_Worker](), [] if crew is None else crew
     try:
         while left or any(worker.run for worker in workers):
             while left and len(workers) < jobs:
-                workers.append(_start(folder, terms))
+                workers.append(spare.pop() if spare else _start())
+                workers[-1].brief(folder, terms)
                 _hand(workers[-1], left)
             for worker in _ready(workers):
                 event = _received(worker)
+                if event == READY:
+                    continue
                 if event is None:
                     assert worker.run is not None
                     yield Ended(worker.run, "died", _death(worker.process))
@@ -69,10 +107,10 @@ def play_parallel(folder: Path, runs: Sequence[PlannedRun], *, jobs: int, terms:
         _stop(workers)
 
 
-def _start(folder: Path, terms: Terms) -> _Worker:
+def _start() -> _Worker:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_work, args=(str(folder), terms, there))
+    process = context.Process(target=_work, args=(there,))
     with _ignored_interrupts():
         process.start()
     there.close()  # so that the pipe ends with the process
@@ -152,13 +190,15 @@ def _stop(workers: Sequence[_Worker]) -> None:
 # --- in the other process -------------------------------------------------------------------------
 
 
-def _work(folder: str, terms: Terms, pipe: Connection) -> None:
+def _work(pipe: Connection) -> None:
     """Play runs as they come, until no more come."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.dup2(2, 1)  # what a user's part prints does not belong to the tables
     with suppress(KeyboardInterrupt, EOFError, OSError), warnings.catch_warnings():
         warnings.showwarning = _forwarded(pipe)
+        pipe.send(READY)
+        folder, terms = pipe.recv()
         study = state_file.read(Path(folder), terms.allow)
         torch.set_num_threads(study.threads)
         player = Player(Path(folder), study, terms)
