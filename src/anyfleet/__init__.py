@@ -7,7 +7,7 @@
 
 What a run is made of: `tasks` (what is learned), `methods` (one paper, one function), `parts` (what
 fills the slots of a method, and how to write one), `world` (the simulated fleet), `runtime`
-(engines). Several runs at once: `together`. What comes out: `analysis`, `store`. Beneath: `core`,
+(engines). What comes out: `analysis`, `store`. Several runs: `study`, `together`. Beneath: `core`,
 `elastic`, `measure`, `formulas`, `wire`, `config`, `hardware`, `papers`.
 """
 
@@ -33,6 +33,7 @@ if typing.TYPE_CHECKING:
         rng,
         runtime,
         store,
+        study,
         tasks,
         together,
         wire,
@@ -83,6 +84,7 @@ __all__ = [
     "rng",
     "runtime",
     "store",
+    "study",
     "summarise",
     "tasks",
     "to_target",

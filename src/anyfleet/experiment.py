@@ -201,11 +201,16 @@ def assemble(experiment: Experiment, task: Task | None = None) -> tuple[Task, Wo
         message = f"cannot be built: {reason}. {remedy}"
         raise ConfigError([Problem("task", message)]) from error
     world = populate(experiment, task)
+    warn_of_excess(experiment, world)
+    return placed(task, experiment), world
+
+
+def warn_of_excess(experiment: Experiment, world: World) -> None:
+    """Say in a warning if the selection asks for more devices than there are."""
     with during("select", experiment.method.select, when=_BEFORE):
         excess = experiment.method.select.excess(world.declared)
     if excess:
-        warnings.warn(f"method.select: {excess}", AnyfleetWarning, stacklevel=3)
-    return placed(task, experiment), world
+        warnings.warn(f"method.select: {excess}", AnyfleetWarning, stacklevel=4)
 
 
 def _too_large(error: Exception) -> bool:

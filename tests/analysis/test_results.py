@@ -11,6 +11,7 @@ from anyfleet.analysis.comparison import Goal, compare
 from anyfleet.analysis.results import NoPandas, read_runs, result_rows
 from anyfleet.cli.compare import compare_files
 from anyfleet.cli.run import Means
+from anyfleet.cli.study import Manner
 from anyfleet.errors import StoreError
 from anyfleet.store import read_rounds
 from tests.cli.test_commands import RUN_FILE
@@ -26,10 +27,9 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compare_files(
         [*words, "evaluate_every=5", "rounds=3"],
         seeds=2,
-        allow=(),
-        out=folder / "out",
         means=Means(),
         goal=Goal(),
+        manner=Manner(folder / "out", jobs=1),
     )
     return folder / "out"
 

@@ -94,7 +94,7 @@ def test_a_setting_without_effect_is_noted_once_before_anything_runs(folder: Pat
     result = anyfleet_command(*words, "engine.precision=tf32", "--device", "cpu", "--out", "all")
     told = 'note: engine.precision = "tf32" has no effect: device cpu computes in float32.'
     assert result.output.count(told) == 1
-    assert result.output.index(told) < result.output.index("round 1/1")
+    assert result.output.index(told) < result.output.index(": finished")
     assert "All: device cpu, engine Stacked(precision='tf32'), float32" in result.output
 
 
@@ -147,10 +147,10 @@ def stacks_are_faster(clock: object, engine: Engine, orders: Assignment) -> floa
 def test_the_demonstration_has_one_engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "TASK", replace(demo.TASK, limit=300, server=20))
     assert succeeds("demo", "--rounds", "1", "--out", "demo").splitlines()[0] == f"All: {CHOSEN}"
-    assert settings("demo/anycostfl") == ("Sequential", "cpu")
+    assert settings("demo/anycostfl/seed-0") == ("Sequential", "cpu")
     shown = succeeds("demo", "--rounds", "1", "--out", "named", "--engine", "Workers")
     assert shown.splitlines()[0] == "All: device cpu, engine Workers, float32"
-    assert settings("named/anycostfl") == ("Workers", "cpu")
+    assert settings("named/anycostfl/seed-0") == ("Workers", "cpu")
 
 
 def test_the_fleet_of_a_run_is_built_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,4 +211,4 @@ def test_the_options_are_those_of_every_command_that_runs() -> None:
         for command in app.registered_commands
         if command.callback and {"device", "engine"} <= command.callback.__annotations__.keys()
     }
-    assert named == {"demo", "run", "compare"}
+    assert named == {"demo", "run", "compare", "sweep"}

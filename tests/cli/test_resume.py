@@ -211,12 +211,14 @@ def test_a_comparison_that_is_stopped_says_what_can_go_on(
     Path("run.toml").write_text(RUN_FILE)
     shown = anyfleet_command("compare", "run.toml", "--seeds", "3", "--out", "out")
     assert shown.exit_code == 130
-    assert "Everything so far is in out." in shown.output
-    assert shown.output.count("anyfleet resume") == 1
-    assert "anyfleet resume out/run/seed-1" in shown.output
+    assert "Partial: 1 of 3 runs." in shown.output
+    assert shown.output.splitlines()[-1] == "To go on: anyfleet resume out"
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     assert "goes on after 1 of 3" in succeeds("resume", "out/run/seed-1")
+    again = succeeds("resume", "out", "--jobs", "1")
+    assert "1 of 3 runs are finished already" in again  # the other lacks its remarks
+    assert "Partial" not in again
 
 
 def test_a_demonstration_that_is_stopped_says_what_can_go_on(
@@ -229,5 +231,5 @@ def test_a_demonstration_that_is_stopped_says_what_can_go_on(
     monkeypatch.setattr(Prepared, "play", stopped)
     shown = anyfleet_command("demo", "--out", "out")
     assert shown.exit_code == 130
-    assert "Everything so far is in out." in shown.output
-    assert "anyfleet resume out/fedavg" in shown.output
+    assert "None of the 6 runs is finished." in shown.output
+    assert shown.output.splitlines()[-1] == "To go on: anyfleet resume out"

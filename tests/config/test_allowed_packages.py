@@ -147,7 +147,7 @@ EVIL: dict[str, tuple[str, str]] = {
         "method.use: ",
     ),
     "select": (
-        TASK + METHOD + 'select = { use = "anyfleet.cli.run:subfolder", folder = ".", '
+        TASK + METHOD + 'select = { use = "anyfleet.cli.run:folder_for", out = "PWNED", '
         'name = "PWNED" }\n',
         "method.select.use: ",
     ),

@@ -44,6 +44,7 @@ MODULES = [module_of(file) for file in FILES]
 # its own room and from every layer below, not from the other rooms of its layer.
 LAYERS = (
     ("cli",),
+    ("study",),
     ("analysis experiment hardware store together",),
     ("methods",),
     ("parts", "world runtime wire", "tasks"),
@@ -431,7 +432,13 @@ def test_the_wheel_runs_in_a_clean_environment(tmp_path: Path) -> None:
 
 # What makes a command of the README quick; the rest of it runs as written.
 FEW = ("rounds=1", "task.limit=600", "task.server=20")
-QUICK = {"demo": ("--rounds", "1"), "run": FEW, "compare": FEW}
+HERE = ("--jobs", "1")
+QUICK = {
+    "demo": ("--rounds", "1", *HERE),
+    "run": FEW,
+    "compare": (*FEW, *HERE),
+    "sweep": (*FEW, *HERE),
+}
 
 
 def readme_commands() -> list[str]:

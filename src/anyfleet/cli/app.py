@@ -151,7 +151,25 @@ Words = Annotated[
         show_default=False,
     ),
 ]
-Seeds = Annotated[int, typer.Option(min=1, help="Runs of each file.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Runs of each file, with seeds from its own on.")]
+StudyOut = Annotated[
+    Path | None,
+    typer.Option(
+        help="The folder to write; must be new or empty, or hold this very study, which goes on.",
+        show_default="a new one in runs/",
+    ),
+]
+Jobs = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|N",
+        help="Runs at once on a CPU, each in a process; auto: as there are cores for. No result "
+        "depends on it.",
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print lines of JSON instead: rounds, runs and the result.")
+]
 Target = Annotated[
     float | None,
     typer.Option(
@@ -234,10 +252,12 @@ def demo(
     references: Annotated[
         bool, typer.Option("--references", help="Also train alone, and with all data in one place.")
     ] = False,
-    out: Out = None,
+    out: StudyOut = None,
     threads: Threads = 1,
+    jobs: Jobs = "auto",
     device: Annotated[str | None, _device("auto")] = None,
     engine: Annotated[str | None, _engine("auto")] = None,
+    json: Json = False,
 ) -> None:
     """Train twenty unequal devices with six methods, from FedAvg to AnycostFL, and compare.
 
@@ -246,9 +266,10 @@ def demo(
     with importing():
         from anyfleet.cli.demo import demonstrate
         from anyfleet.cli.run import Means
+        from anyfleet.cli.study import Manner, jobs_of
 
-    means = Means(threads, device, engine)
-    demonstrate(rounds=rounds, seed=seed, references=references, out=out, means=means)
+    means, manner = Means(threads, device, engine), Manner(out, jobs_of(jobs), json)
+    demonstrate(rounds=rounds, seed=seed, references=references, means=means, manner=manner)
 
 
 @app.command()
@@ -262,6 +283,7 @@ def run(
     device: Device = None,
     engine: Engine = None,
     checkpoint_every: Every = None,
+    json: Json = False,
 ) -> None:
     """Run an experiment and write a run folder. Ctrl-C or SIGTERM keeps everything; see `resume`.
 
@@ -270,14 +292,15 @@ def run(
     with importing():
         from anyfleet.cli.run import Means, Writing, run_file
 
-    means, writing = Means(threads, device, engine), Writing(out, checkpoint_every)
+    means, writing = Means(threads, device, engine), Writing(out, checkpoint_every, json)
     run_file(file, overrides or [], allow=allow or [], means=means, writing=writing)
 
 
 @app.command()
 def resume(
     folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)
+        Path,
+        typer.Argument(metavar="RUN", help="The folder of a run or a study.", show_default=False),
     ],
     *,
     rounds: Annotated[
@@ -292,18 +315,21 @@ def resume(
     ] = False,
     allow: Allow = None,
     checkpoint_every: Every = None,
+    jobs: Jobs = "auto",
+    json: Json = False,
 ) -> None:
-    """Resume a run that was stopped or killed, as if nothing had happened.
+    """Resume a run or a study that was stopped or killed, as if nothing had happened.
 
-    RUN is the folder that `anyfleet run` wrote. Threads and precision are as they were; anything
-    else that has changed since is listed, and needs --not-identical.
+    RUN is the folder that `anyfleet run`, `compare`, `sweep` or `demo` wrote. Threads and precision
+    are as they were; anything else that has changed since is listed, and needs --not-identical.
     """
     with importing():
-        from anyfleet.cli.run import resume_folder
+        from anyfleet.cli.resume import resume_folder
+        from anyfleet.cli.study import Manner, jobs_of
         from anyfleet.store import Terms
 
     terms = Terms(rounds, tuple(allow or ()), not_identical)
-    resume_folder(folder, terms, every=checkpoint_every)
+    resume_folder(folder, Manner(folder, jobs_of(jobs), json, terms), every=checkpoint_every)
 
 
 @app.command()
@@ -331,27 +357,84 @@ def compare(
     reference: Reference = None,
     over: Over = None,
     allow: Allow = None,
-    out: Out = None,
+    out: StudyOut = None,
     threads: Threads = 1,
+    jobs: Jobs = "auto",
     device: Device = None,
     engine: Engine = None,
+    json: Json = False,
 ) -> None:
     """Run every file with several seeds: tables of means with 95 % intervals, and a picture.
 
     FILE is a run file (TOML); KEY=VALUE, such as rounds=5, changes all of them. Seeds count up
     from each file's own. The tables: where runs ended, what a target cost, and with --equal what
     they had learned for the same FLOP, simulated time, energy or traffic; each with the differences
-    from the first run, or from --reference, over the same seeds.
+    from the first run, or from --reference, over the same seeds. Stopped or killed, the same
+    command with the same --out goes on, and so does `resume`.
     """
     with importing():
         from anyfleet.analysis.comparison import Goal
-        from anyfleet.cli.compare import compare_files, resources
+        from anyfleet.cli.compare import compare_files
         from anyfleet.cli.report import axes
         from anyfleet.cli.run import Means
+        from anyfleet.cli.study import Manner, jobs_of, resources
+        from anyfleet.store import Terms
 
-    means = Means(threads, device, engine)
     goal = Goal(target, width, resources(equal or []), budget, metric, reference, axes(over or []))
-    compare_files(files, seeds=seeds, allow=allow or [], out=out, means=means, goal=goal)
+    terms = Terms(allow=tuple(allow or ()))
+    means, manner = Means(threads, device, engine), Manner(out, jobs_of(jobs), json, terms)
+    compare_files(files, seeds=seeds, means=means, goal=goal, manner=manner)
+
+
+@app.command()
+def sweep(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE... KEY=[VALUE, ...]...",
+            help="Run files (TOML), lists of values to try, and changes to all of them.",
+            show_default=False,
+        ),
+    ],
+    *,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Runs of each combination.", show_default="3, or seed=[…]"),
+    ] = None,
+    target: Target = None,
+    width: Width = None,
+    equal: Equal = None,
+    budget: Budget = None,
+    metric: MetricName = None,
+    reference: Reference = None,
+    over: Over = None,
+    allow: Allow = None,
+    out: StudyOut = None,
+    threads: Threads = 1,
+    jobs: Jobs = "auto",
+    device: Device = None,
+    engine: Engine = None,
+    json: Json = False,
+) -> None:
+    """Run files with every combination of settings, each with several seeds, and compare.
+
+    FILE is a run file (TOML). 'method.lr=[0.01, 0.1]' tries both values; several such lists make
+    all combinations. KEY=VALUE without a list changes all runs. A setting that is itself a list
+    needs a list of lists: 'widths=[[1.0], [1.0, 0.5]]'. 'seed=[1, 2]' names the seeds. Stopped or
+    killed, the same command with the same --out goes on, and so does `resume`.
+    """
+    with importing():
+        from anyfleet.analysis.comparison import Goal
+        from anyfleet.cli.report import axes
+        from anyfleet.cli.run import Means
+        from anyfleet.cli.study import Manner, jobs_of, resources
+        from anyfleet.cli.sweep import sweep_files
+        from anyfleet.store import Terms
+
+    goal = Goal(target, width, resources(equal or []), budget, metric, reference, axes(over or []))
+    terms = Terms(allow=tuple(allow or ()))
+    means, manner = Means(threads, device, engine), Manner(out, jobs_of(jobs), json, terms)
+    sweep_files(files, seeds=seeds, means=means, goal=goal, manner=manner)
 
 
 @app.command()

@@ -2,30 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from anyfleet import config, methods
 from anyfleet.analysis.comparison import Goal
 from anyfleet.analysis.metric import percent
 from anyfleet.analysis.summaries import common_score, to_target
-from anyfleet.cli.remarks import over_seeds, warnings
-from anyfleet.cli.report import report
-from anyfleet.cli.run import (
-    Means,
-    all_prepared,
-    folder_for,
-    one_engine,
-    record,
-    several,
-    subfolder,
-)
-from anyfleet.cli.screen import console, seconds
+from anyfleet.cli.run import Means
+from anyfleet.cli.screen import seconds, show
+from anyfleet.cli.study import Manner, OpenStudy, conclude, opened, play, tell
 from anyfleet.core.method import Method
 from anyfleet.experiment import Experiment, RoundRecord, assemble
 from anyfleet.measure import Fisher
 from anyfleet.methods.fedavg import Training
 from anyfleet.runtime.simulated.execution import Settings
-from anyfleet.store import Origin, Recording, read_ledger
+from anyfleet.study import Cell, Study
 from anyfleet.tasks import Dirichlet, Embedded, Pooled
 from anyfleet.world import levels
 
@@ -84,35 +74,32 @@ def experiments(
     return chosen
 
 
-def demonstrate(
-    *, rounds: int, seed: int, references: bool, out: Path | None, means: Means
-) -> None:
+def demonstrate(*, rounds: int, seed: int, references: bool, means: Means, manner: Manner) -> None:
     """Run the methods, and show and explain what came out."""
     settings = config.load(config.override({}, means.overrides()), Settings)
     chosen = experiments(rounds=rounds, seed=seed, references=references, settings=settings)
-    task, world = assemble(chosen["FedAvg"])
-    folder, screen = folder_for(out, "demo"), console()
-    built = dict.fromkeys(compared(), (task, world))
-    chosen = one_engine(chosen, built, screen)
-    runs: dict[str, dict[int, Sequence[RoundRecord]]] = {}
-    wrong: dict[str, list[list[str]]] = {}
-    with several(folder, screen):
-        for name, prepared in all_prepared(chosen.items(), built):
-            experiment, inner = prepared.experiment, subfolder(folder, name)
-            recording = Recording(inner, experiment, origin=Origin(prepared.task))
-            records = record(prepared, recording, screen=screen, name=name)
-            runs[name] = {experiment.seed: records}
-            wrong[name] = [warnings(experiment, prepared.task, records, read_ledger(inner))]
-    named = {name: runs[name][chosen[name].seed] for name in compared()}
-    screen.print()
+    open_ = tuple(key for key in ("engine", "device") if getattr(settings, key) == "auto")
+    cells = {name: Cell(each, (seed,), left_open=open_) for name, each in chosen.items()}
+    with opened(Study(cells, "demo", means.threads), manner) as found:
+        show_demo(found)
+
+
+def show_demo(found: OpenStudy) -> None:
+    """Play what is left of a demonstration, and show and explain what came out."""
+    outcome, screen = play(found), found.screen
+    first = next(iter(found.study.cells.values())).experiment
+    _, world = next(iter(found.built.values()), None) or assemble(first)
     title = f"{len(world)} unequal devices, Fashion-MNIST subset, non-i.i.d."
+    runs = {name: next(iter(group.values())) for name, group in outcome.runs.items() if group}
+    named = {name: runs[name] for name in compared() if name in runs}
+    # What is measured differently has no part in the target.
     goal = Goal(target=common_score(named.values()))
-    report(folder, runs, goal, screen, world=world, title=title)
-    screen.print(f"\n{explain(named)}\n", markup=False, soft_wrap=True)
-    if references:
-        screen.print(f"{REFERENCES}\n", markup=False, soft_wrap=True)
-    for line in over_seeds(wrong):
-        screen.print(f"{line}\n", markup=False, soft_wrap=True)
+    tell(replace(found, study=replace(found.study, goal=goal)), outcome, world=world, title=title)
+    if outcome.complete:
+        show(screen, f"\n{explain(named)}")
+        if len(runs) > len(compared()):
+            show(screen, f"\n{REFERENCES}")
+    conclude(found, outcome)
 
 
 _IDEAS = (

@@ -1,10 +1,13 @@
 """`anyfleet run` and `anyfleet resume`: experiments on the screen and on disk at once."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import torch
 import typer
@@ -14,24 +17,13 @@ from anyfleet import config
 from anyfleet.analysis.comparison import Axis, Goal, compare
 from anyfleet.analysis.equal_budgets import Resource
 from anyfleet.analysis.plots import NoPictures, NothingToDraw, draw
-from anyfleet.analysis.summaries import Runs, taken_apart
+from anyfleet.analysis.summaries import Runs, summarise, taken_apart
 from anyfleet.cli.remarks import remarks
-from anyfleet.cli.screen import console, progress, show
+from anyfleet.cli.screen import console, progress, put_line, show, silent
 from anyfleet.cli.stopping import exit_code
 from anyfleet.cli.tables import apart, drawn, ends, width_title, widths
-from anyfleet.core.objectives import Task
 from anyfleet.errors import StoreError
-from anyfleet.experiment import (
-    Experiment,
-    Prepared,
-    RoundRecord,
-    State,
-    from_source,
-    prepare,
-    prospect,
-)
-from anyfleet.runtime.simulated.engine_choice import choose
-from anyfleet.runtime.simulated.execution import execution_of
+from anyfleet.experiment import Prepared, RoundRecord, State, from_source, prepare
 from anyfleet.store import (
     Origin,
     Recording,
@@ -43,11 +35,9 @@ from anyfleet.store import (
     read_rounds,
     reopen,
 )
-from anyfleet.store.environment import FILE
 from anyfleet.world import World
 
 RUNS = Path("runs")
-Built = tuple[Task, World]  # of an experiment
 
 
 @dataclass(frozen=True)
@@ -84,60 +74,6 @@ def folder_for(out: Path | None, name: str) -> Path:
     return fresh(RUNS, name) if out is None else claim(out)
 
 
-def subfolder(folder: Path, name: str) -> Path:
-    """Make the folder of one run among several."""
-    return claim(folder / name.lower())
-
-
-def all_prepared(
-    named: Iterable[tuple[str, Experiment]], built: Mapping[str, Built]
-) -> Iterator[tuple[str, Prepared]]:
-    """Yield each experiment ready to begin; neighbours with the same task share it.
-
-    What is `built` already is for the first experiment of that name.
-    """
-    last: Prepared | None = None
-    left = dict(built)
-    for name, experiment in named:
-        task, world = left.pop(name, (None, None))
-        if last and (last.experiment.task, last.experiment.seed) == (
-            experiment.task,
-            experiment.seed,
-        ):
-            task = last.task
-        last = prepare(experiment, task, world=world)
-        yield name, last
-
-
-def one_engine(
-    named: Mapping[str, Experiment], built: Mapping[str, Built], screen: Console
-) -> dict[str, Experiment]:
-    """Return experiments that are compared, all with the same engine unless they name one.
-
-    Choose it for those that are `built`, and show how these are carried out: in one line if they
-    all are so, else one by one.
-    """
-    prospects = [
-        prospect(named[name], *each) for name, each in built.items() if named[name].engine == "auto"
-    ]
-    chosen, why = choose(prospects) if prospects else (None, "")
-    told: dict[str, str] = {}
-    found: dict[str, Experiment] = {}
-    for name, experiment in named.items():
-        engine, reason = experiment.engine, ""
-        if engine == "auto":
-            assert chosen is not None  # it is built
-            engine, reason = chosen, why
-        found[name] = replace(experiment, engine=engine)
-        if name in built:
-            told[name] = str(execution_of(built[name][0], engine, reason))
-    if len(set(told.values())) == 1:
-        told = {"All": next(iter(told.values()))}
-    for name, text in told.items():
-        show(screen, f"{name}: {text}")
-    return found
-
-
 def record(
     prepared: Prepared,
     recording: Recording,
@@ -153,6 +89,35 @@ def record(
             recording.append(result)
             shown(result.record)
     return tuple(recording.records)
+
+
+def record_as_json(run: "Run", out: TextIO) -> None:
+    """Play a run into its folder; write a line of JSON for every round, and one for the result."""
+    folder, rounds = run.recording.folder, run.prepared.experiment.rounds
+    put_line(out, "begun", run=run.name, folder=str(folder), planned=rounds)
+    last = time.monotonic()
+    try:
+        with redirect_stdout(sys.stderr), run.recording:
+            for result in run.prepared.play(run.state):
+                run.recording.append(result)
+                told, now = result.record, time.monotonic()
+                put_line(
+                    out,
+                    "round",
+                    run=run.name,
+                    round=told.round_index + 1,
+                    planned=rounds,
+                    metric=told.metric,
+                    score=told.score,
+                    time=told.time,
+                    seconds=now - last,
+                )
+                last = now
+    except KeyboardInterrupt as stop:
+        put_line(out, "run", run=run.name, ended="stopped", told=resumption(folder, run.allow))
+        raise typer.Exit(exit_code(stop)) from stop
+    found = summarise(run.recording.records)
+    put_line(out, "result", run=run.name, folder=str(folder), results=found)
 
 
 def picture(
@@ -176,17 +141,18 @@ def picture(
 
 @dataclass(frozen=True)
 class Writing:
-    """Where a run is written, and how often it has a checkpoint."""
+    """Where a run is written, how often it has a checkpoint, and whether it is told as JSON."""
 
     out: Path | None = None
     every: int | None = None
+    json: bool = False
 
 
 def run_file(
     file: Path, overrides: Sequence[str], *, allow: Sequence[str], means: Means, writing: Writing
 ) -> None:
     """Run a run file; everything is checked and built before a folder is made."""
-    screen = console()
+    screen = silent() if writing.json else console()
     source = config.read(file, means.overrides(overrides), allow)
     prepared = prepare(from_source(source))
     folder = folder_for(writing.out, file.stem)
@@ -196,27 +162,16 @@ def run_file(
     origin = Origin(prepared.task, file.resolve().parent)
     every = writing.every
     recording = Recording(folder, prepared.experiment, source.allow, origin=origin, every=every)
-    perform(Run(prepared, recording, file.stem, allow=source.allow), screen)
+    run = Run(prepared, recording, file.stem, allow=source.allow)
+    if writing.json:
+        record_as_json(run, sys.stdout)
+    else:
+        perform(run, screen)
 
 
 def resumption(folder: Path, allow: Sequence[str]) -> str:
-    """Return the command that resumes a run, with the packages whose code it uses."""
+    """Return the command that resumes a run or a study, with the packages whose code it uses."""
     return f"anyfleet resume {folder}" + "".join(f" --allow {name}" for name in allow)
-
-
-@contextmanager
-def several(folder: Path, screen: Console, allow: Sequence[str] = ()) -> Iterator[None]:
-    """Say at Ctrl-C where the runs of a comparison are, and how to finish one that is open."""
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        inner = sorted(mark.parent for mark in folder.rglob(FILE))
-        show(screen, f"Stopped. Everything so far is in {folder}.")
-        for each in inner:
-            if not finished(each, Terms()):
-                show(screen, f"To finish this run: {resumption(each, allow)}")
-        show(screen, "The comparison itself cannot be resumed: for its tables, run it again.")
-        raise typer.Exit(exit_code(stop)) from stop
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,11 +212,15 @@ def perform(run: Run, screen: Console) -> None:
     picture(folder / "curves.png", runs, screen=screen)
 
 
-def resume_folder(folder: Path, terms: Terms, *, every: int | None) -> None:
+def resume_run(folder: Path, terms: Terms, *, every: int | None, json: bool = False) -> None:
     """Resume a run from its last good checkpoint; do nothing if it has all of its rounds."""
-    screen = console()
+    screen = silent() if json else console()
     if finished(folder, terms):
         show(screen, f"{folder} has all of its rounds. For more, say how many: --rounds N")
+        if json:
+            found = summarise(read_rounds(folder))
+            name = folder.resolve().name
+            put_line(sys.stdout, "result", run=name, folder=str(folder), results=found)
         return
     run = reopen(folder, terms)
     for remark in run.remarks:
@@ -280,4 +239,8 @@ def resume_folder(folder: Path, terms: Terms, *, every: int | None) -> None:
         past=run.past,
         every=every,
     )
-    perform(Run(prepared, recording, name, run.past.state, terms.allow), screen)
+    again = Run(prepared, recording, name, run.past.state, terms.allow)
+    if json:
+        record_as_json(again, sys.stdout)
+    else:
+        perform(again, screen)

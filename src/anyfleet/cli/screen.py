@@ -1,18 +1,25 @@
-"""The screen: the console, plain lines and tables, and the progress of a run."""
+"""The screen: the console, plain lines and tables, the progress of runs, and lines of JSON."""
 
 import os
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TextIO
 
+import msgspec
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.segment import Segment
 from rich.table import Table
 
 from anyfleet.analysis.metric import Metric
 from anyfleet.experiment import RoundRecord
+from anyfleet.study.events import Advanced, Begun, Ended, Event, Noted
+from anyfleet.study.plan import PlannedRun
 
 Show = Callable[[RoundRecord], None]
+Tell = Callable[[Event], None]
 _PLAIN_LINES = 10  # of progress for each run, without a terminal
 _PLAIN_WIDTH = 120  # of tables, without a terminal or COLUMNS
 
@@ -25,6 +32,16 @@ def console() -> Console:
     columns = os.environ.get("COLUMNS", "")
     wide = int(columns) if columns.isascii() and columns.isdigit() else 0
     return Console(highlight=False, width=wide or _PLAIN_WIDTH)
+
+
+def errors() -> Console:
+    """Return the standard error: progress is shown there, so that the output is nothing else."""
+    return Console(highlight=False, stderr=True)
+
+
+def silent() -> Console:
+    """Return a console that shows nothing, where the output is lines of JSON."""
+    return Console(highlight=False, quiet=True)
 
 
 class PlainTable(Table):
@@ -54,9 +71,27 @@ def show(screen: Console, text: str) -> None:
     screen.print(text, markup=False, soft_wrap=True)
 
 
+# --- progress -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Pace:
+    """How fast rounds come: those that were seen, and their seconds."""
+
+    rounds: int = 0
+    seconds: float = 0.0
+
+    def told(self, left: int) -> str:
+        """Return the wall seconds of a round and the time that so many more take; or ""."""
+        if not self.rounds:
+            return ""
+        each = self.seconds / self.rounds
+        return f"{seconds(each)} a round, {duration(each * left)} left"
+
+
 @contextmanager
 def progress(screen: Console, name: str, rounds: int, done: int = 0) -> Iterator[Show]:
-    """Yield what shows each round: a live bar on a terminal, some plain lines elsewhere."""
+    """Yield what shows each round: one live line on a terminal, some plain lines elsewhere."""
     if not screen.is_terminal:
         every = max(1, rounds // _PLAIN_LINES)
 
@@ -66,25 +101,154 @@ def progress(screen: Console, name: str, rounds: int, done: int = 0) -> Iterator
 
         yield line
         return
-    bar = Progress(
-        TextColumn("{task.description:<12}"),
-        BarColumn(bar_width=24),
+    with _live(screen) as bar:
+        task = bar.add_task(name, total=rounds, completed=done, status="")
+        pace, last = Pace(), [time.monotonic()]
+
+        def advance(record: RoundRecord) -> None:
+            pace.rounds, pace.seconds = pace.rounds + 1, pace.seconds + time.monotonic() - last[0]
+            last[0] = time.monotonic()
+            left = rounds - record.round_index - 1
+            told = f"{_scored(record.metric, record.score)}, {pace.told(left)}"
+            bar.update(task, completed=record.round_index + 1, status=told)
+
+        yield advance
+
+
+def _live(screen: Console) -> Progress:
+    return Progress(
+        # Names may have square brackets, which are no markup.
+        TextColumn("{task.description:<12}", markup=False),
+        BarColumn(bar_width=20),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[status]}"),
-        TimeElapsedColumn(),
+        TextColumn("{task.fields[status]}", markup=False),
         console=screen,
     )
-    with bar:
-        task = bar.add_task(name, total=rounds, completed=done, status="")
-        yield lambda record: bar.update(task, advance=1, status=_status(record))
 
 
 def _status(record: RoundRecord) -> str:
-    metric = Metric(record.metric)
-    score = f"{metric.name} {metric.told(record.score)}" if record.evaluated() else "not evaluated"
+    score = _scored(record.metric, record.score) if record.evaluated() else "not evaluated"
     return f"{score} after {seconds(record.time)} simulated"
+
+
+def _scored(metric: str, value: float) -> str:
+    return f"{metric} {Metric(metric).told(value)}"
 
 
 def seconds(value: float) -> str:
     """Return seconds of simulated time as people write them."""
     return f"{value:.3g} s" if 0 < value < 1 else f"{value:,.1f} s"
+
+
+def duration(value: float) -> str:
+    """Return seconds as hours, minutes and seconds, without what is too fine to matter."""
+    whole = round(value)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+# --- progress of a study ------------------------------------------------------------------------
+
+
+@contextmanager
+def study_progress(screen: Console, runs: Sequence[PlannedRun], finished: int) -> Iterator[Tell]:
+    """Yield what shows the events of a study: `runs` are left, and so many are finished already.
+
+    On a terminal there is one live line for all, and one for each run under way. Elsewhere there is
+    one plain line for each run that ends.
+    """
+    planned = len(runs) + finished
+    if not screen.is_terminal:
+        last: dict[PlannedRun, Advanced] = {}
+        ended = [finished]
+
+        def line(event: Event) -> None:
+            if isinstance(event, Advanced):
+                last[event.run] = event
+            elif isinstance(event, Ended):
+                ended[0] += event.how == "finished"
+                show(screen, f"{_ending(event, last.get(event.run))} ({ended[0]} of {planned})")
+
+        yield line
+        return
+    with _live(screen) as bar:
+        yield _Lines(bar, runs, finished).tell
+
+
+def _ending(event: Ended, last: Advanced | None) -> str:
+    """Return how a run ended, in a line."""
+    if event.how == "finished":
+        told = f", {_scored(last.metric, last.score)}" if last else ""
+        return f"{event.run}: finished{told}"
+    return f"{event.run}: {event.how}: {event.told}"
+
+
+class _Lines:
+    """The live lines of a study."""
+
+    def __init__(self, bar: Progress, runs: Sequence[PlannedRun], finished: int) -> None:
+        self._bar, self._began = bar, time.monotonic()
+        self._left = {run: run.rounds for run in runs}  # rounds
+        self._played = 0
+        self._paces: dict[PlannedRun, Pace] = {}
+        self._lines: dict[PlannedRun, TaskID] = {}
+        total = len(runs) + finished
+        self._all = bar.add_task("all runs", total=total, completed=finished, status="")
+
+    def tell(self, event: Event) -> None:
+        """Show an event."""
+        if isinstance(event, Begun):
+            self._left[event.run] = event.run.rounds - event.rounds
+            self._paces[event.run] = Pace()
+            self._lines[event.run] = self._bar.add_task(
+                str(event.run), total=event.run.rounds, completed=event.rounds, status=""
+            )
+        elif isinstance(event, Advanced):
+            self._advance(event)
+        elif isinstance(event, Ended):
+            self._left.pop(event.run, None)
+            if event.run in self._lines:
+                self._bar.remove_task(self._lines.pop(event.run))
+            if event.how == "finished":
+                self._bar.update(self._all, advance=1)
+            else:
+                show(self._bar.console, _ending(event, None))
+
+    def _advance(self, event: Advanced) -> None:
+        pace, left = self._paces[event.run], event.run.rounds - event.rounds
+        pace.rounds, pace.seconds = pace.rounds + 1, pace.seconds + event.seconds
+        told = f"{_scored(event.metric, event.score)}, {pace.told(left)}"
+        self._bar.update(self._lines[event.run], completed=event.rounds, status=told)
+        self._left[event.run] = left
+        self._played += 1
+        each = (time.monotonic() - self._began) / self._played
+        told = f"{duration(each * sum(self._left.values()))} left"
+        self._bar.update(self._all, status=told)
+
+
+# --- JSON lines ---------------------------------------------------------------------------------
+
+
+def put_line(out: TextIO, event: str, **values: object) -> None:
+    """Write one object of JSON as a line: what happened, and its values; NaN becomes null."""
+    out.write(msgspec.json.encode({"event": event, **values}).decode() + "\n")
+    out.flush()
+
+
+def put_event(out: TextIO, event: Event) -> None:
+    """Write an event of a study as a line of JSON."""
+    if isinstance(event, Noted):
+        put_line(out, "note", text=event.text)
+        return
+    values: dict[str, object] = {"run": event.run.name, "seed": event.run.seed}
+    if isinstance(event, Begun):
+        put_line(out, "begun", **values, rounds=event.rounds, planned=event.run.rounds)
+    elif isinstance(event, Advanced):
+        values |= {"round": event.rounds, "planned": event.run.rounds, "metric": event.metric}
+        values |= {"score": event.score, "time": event.time, "seconds": event.seconds}
+        put_line(out, "round", **values)
+    else:
+        put_line(out, "run", **values, ended=event.how, told=event.told)

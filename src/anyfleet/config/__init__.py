@@ -15,8 +15,8 @@ text is due. A name means a part of its slot's home package, or code of a packag
 allows; `[allow]` in a file only asks for that. See `anyfleet.names`.
 """
 
-from anyfleet.config.dumping import dump, to_toml
+from anyfleet.config.dumping import dump, to_toml, toml_value
 from anyfleet.config.loading import load
 from anyfleet.config.run_files import Source, override, read
 
-__all__ = ["Source", "dump", "load", "override", "read", "to_toml"]
+__all__ = ["Source", "dump", "load", "override", "read", "to_toml", "toml_value"]

@@ -15,7 +15,7 @@ from anyfleet.config.signatures import ABSENT, form_of
 from anyfleet.errors import BadName, ConfigError, Problem
 from anyfleet.names import Factory, name_of
 
-__all__ = ["dump", "to_toml"]
+__all__ = ["dump", "to_toml", "toml_value"]
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _toml_lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str
     if path and (plain or not table):
         yield f"\n[{'.'.join(map(_toml_key, path))}]"
     for key, value in plain.items():
-        yield f"{_toml_key(key)} = {_toml_value(value)}"
+        yield f"{_toml_key(key)} = {toml_value(value)}"
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _toml_lines(value, (*path, key))
@@ -124,7 +124,8 @@ def _toml_key(key: str) -> str:
     return key if _BARE.fullmatch(key) else _toml_text(key)
 
 
-def _toml_value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """Return plain data as it stands behind `key = ` in TOML; None becomes `{ use = "none" }`."""
     if value is None:
         return '{ use = "none" }'
     if isinstance(value, bool):
@@ -136,10 +137,10 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, float):
         return _toml_float(value)
     if isinstance(value, Mapping):
-        pairs = ", ".join(f"{_toml_key(key)} = {_toml_value(item)}" for key, item in value.items())
+        pairs = ", ".join(f"{_toml_key(key)} = {toml_value(item)}" for key, item in value.items())
         return f"{{ {pairs} }}" if pairs else "{}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(_toml_value(item) for item in value)}]"
+        return f"[{', '.join(toml_value(item) for item in value)}]"
     raise TypeError(f"TOML has no {type(value).__name__}: call `dump` first.")
 
 

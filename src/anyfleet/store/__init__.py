@@ -10,6 +10,7 @@
     model.safetensors   the shared model: the server's parameters and buffers
     summary.json        how it ended, and what it ran on
     curves.png          if matplotlib is installed
+    remarks.json        what went wrong, of a run of a study
 
 docs/runs.md has the details. A folder belongs to one run: only `anyfleet resume` writes into it
 again.

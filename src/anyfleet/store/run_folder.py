@@ -23,6 +23,7 @@ FILES = (
     "environment.json",
     "model.safetensors",
     "papers.bib",
+    "remarks.json",
     "summary.json",
 )
 

@@ -102,35 +102,45 @@ def candidates() -> dict[str, Engine]:
     return {str(engine): engine for engine in engines}
 
 
-def choose(prospects: Iterable[Prospect], seconds: float = SECONDS) -> Choice:
+def without_workers() -> dict[str, Engine]:
+    """Return the engines for runs that are played side by side, so that the cores are taken."""
+    alone = (Sequential(), Stacked(chunk=_FEW), Stacked(chunk=_MANY))
+    return {str(engine): engine for engine in alone}
+
+
+def choose(
+    prospects: Iterable[Prospect],
+    seconds: float = SECONDS,
+    *,
+    engines: Mapping[str, Engine] | None = None,
+) -> Choice:
     """Return the engine for runs that are compared: one for all, with which all are the fastest.
 
     Each may be measured for so many `seconds`, however many there are: what is kept of one is then
-    what a run of it alone would keep.
+    what a run of it alone would keep. Without `engines`, it is one of all `candidates`.
     """
     measurements = []
     for prospect in prospects:
         if _on_gpu(prospect.task):
             return Choice(Stacked(), "for a GPU")
         measurements.append(measure(prospect, seconds))
-    return _fastest(measurements)
+    return _fastest(measurements, candidates() if engines is None else engines)
 
 
 def _on_gpu(task: Task) -> bool:
     return any(value.device.type != "cpu" for value in task.params.values())
 
 
-def _fastest(measurements: Sequence[Measurement]) -> Choice:
-    """Return the engine with which all runs together take the least time."""
+def _fastest(measurements: Sequence[Measurement], engines: Mapping[str, Engine]) -> Choice:
+    """Return the one of these engines with which all runs together take the least time."""
     without = tuple(dict.fromkeys(each.unstackable for each in measurements if each.unstackable))
     measured = [each.seconds for each in measurements if each.seconds]
     if not measured:
         reasons = tuple(dict.fromkeys(each.why_not for each in measurements))
         # Where a single step takes long, nothing is gained but by doing several at a time.
-        side_by_side = _LONG_STEP in reasons and cores() > 1 and torch.get_num_threads() == 1
-        engine = Workers() if side_by_side else Sequential()
+        slow = _LONG_STEP in reasons and torch.get_num_threads() == 1
+        engine = Workers() if slow and str(Workers()) in engines else Sequential()
         return Choice(engine, "not measured: " + "; ".join(reasons + without))
-    engines = candidates()
     total = {
         name: sum(each[name] for each in measured)
         for name in engines

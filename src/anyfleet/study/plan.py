@@ -1,0 +1,134 @@
+"""A study as a value: experiments by name, each with several seeds, and the folders of its runs."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from anyfleet import config
+from anyfleet.analysis.comparison import Goal
+from anyfleet.experiment import Experiment
+
+_BRACKETS = re.compile(r"[][{}\"]")
+_UNSAFE = re.compile(r"[^\w.=+-]+")  # in the name of a folder
+_LONGEST = 80  # name of a folder
+_TAKEN = frozenset(
+    {
+        "comparison.png",
+        "lock",
+        "results.csv",
+        "results.json",
+        "results.tex",
+        "study.toml",
+    }
+)
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a study: the name of its experiment, its seed, and how many rounds it is to have.
+
+    `task` is the same text for runs that share a task. `folder` lies in the folder of the study.
+    """
+
+    name: str
+    seed: int
+    rounds: int
+    folder: Path
+    task: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.name}/seed-{self.seed}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One experiment of a study: a run file with settings, its seeds, and what belongs to it."""
+
+    experiment: Experiment  # of the first seed
+    seeds: tuple[int, ...]
+    allow: tuple[str, ...] = ()  # packages whose code it may use
+    home: Path | None = None  # the folder of its run file
+    left_open: tuple[str, ...] = ()  # which of engine and device the run file left open
+    metrics: tuple[str, ...] = ()  # of its task; the first is the one that it is measured by
+
+    def of(self, seed: int) -> Experiment:
+        """Return the experiment with this seed."""
+        return replace(self.experiment, seed=seed)
+
+    def data(self) -> dict[str, Any]:
+        """Return the experiment as plain data, with "auto" where the run file left something open.
+
+        Studies are compared by it.
+        """
+        return {**written(self.experiment), **dict.fromkeys(self.left_open, "auto")}
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs that are compared: all experiments with all of their seeds.
+
+    `kind` is the command that made it. `threads` of torch decide the last bits of all results.
+    """
+
+    cells: Mapping[str, Cell]
+    kind: str = "compare"
+    threads: int = 1
+    goal: Goal = field(default_factory=Goal)
+    executions: tuple[str, ...] = ()  # how runs are carried out, for people
+
+    def runs(self) -> tuple[PlannedRun, ...]:
+        """Return all runs, seed by seed; those that share a task follow one another."""
+        folders = _folders(self.cells)
+        most = max(len(cell.seeds) for cell in self.cells.values())
+        tasks = {name: _task(cell.experiment) for name, cell in self.cells.items()}
+        found = [
+            PlannedRun(
+                name,
+                cell.seeds[number],
+                cell.experiment.rounds,
+                Path(folders[name]) / f"seed-{cell.seeds[number]}",
+                f"{cell.seeds[number]} {tasks[name]}",
+            )
+            for number in range(most)
+            for name, cell in self.cells.items()
+            if number < len(cell.seeds)
+        ]
+        first = {run.task: place for place, run in reversed(list(enumerate(found)))}
+        return tuple(sorted(found, key=lambda run: first[run.task]))
+
+
+def written(experiment: Experiment) -> dict[str, Any]:
+    """Return an experiment as plain data with all of its keys."""
+    data: dict[str, Any] = config.dump(experiment, complete=True)
+    return data
+
+
+def _task(experiment: Experiment) -> str:
+    """Return a text that is the same for equal tasks on the same device."""
+    data = {"task": config.dump(experiment.task, complete=True), "device": experiment.device}
+    return msgspec.json.encode(data, order="sorted").decode()
+
+
+def _folders(names: Collection[str]) -> dict[str, str]:
+    """Return the name of a folder for each name, all different, also where case does not count."""
+    found: dict[str, str] = {}
+    taken = set(_TAKEN)
+    for name in names:
+        words = _BRACKETS.sub("", name.lower()).replace(", ", "_")
+        plain = _UNSAFE.sub("-", words).strip(".-")[:_LONGEST] or "run"
+        free = next(each for each in numbered(plain) if each not in taken)
+        taken.add(free)
+        found[name] = free
+    return found
+
+
+def numbered(name: str) -> Iterator[str]:
+    """Yield a name, then name-2, name-3, …."""
+    number = 1
+    while True:
+        yield name if number == 1 else f"{name}-{number}"
+        number += 1

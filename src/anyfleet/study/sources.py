@@ -1,0 +1,155 @@
+"""What a study is made of: run files, seeds, and settings to try."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from anyfleet import config
+from anyfleet.errors import ConfigError, Problem
+from anyfleet.experiment import from_source
+from anyfleet.study.plan import Cell, numbered
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A key of run files, and the values that a study tries for it, as TOML."""
+
+    key: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What the cells of a study are made of: run files, changes of all of them, and settings."""
+
+    files: tuple[Path, ...]
+    overrides: tuple[str, ...] = ()
+    settings: tuple[Setting, ...] = ()
+    seeds: int | tuple[int, ...] = 3  # how many from each file's own on, or which
+    allow: tuple[str, ...] = ()
+
+
+def cells_of(sources: Sources) -> dict[str, Cell]:
+    """Return every file with every combination of the settings, by name.
+
+    Raise ConfigError with the problems of all at once.
+    """
+    found: dict[str, Cell] = {}
+    problems: dict[str, Problem] = {}
+    for stem, file in _named(sources.files).items():
+        for label, changes in _combinations(sources.settings):
+            name = ", ".join((stem, *label))
+            try:
+                found[name] = _cell(file, changes, sources)
+            except ConfigError as error:
+                told = [_explained(each, sources.settings) for each in error.problems]
+                for each in told:
+                    wrong = Problem(f"{file}: {each.path}", each.message)
+                    problems[str(wrong)] = wrong
+    if problems:
+        raise ConfigError([*problems.values()])
+    return found
+
+
+def _cell(file: Path, changes: tuple[str, ...], sources: Sources) -> Cell:
+    source = config.read(file, [*sources.overrides, *changes], sources.allow)
+    experiment = from_source(source)
+    given = sources.seeds
+    first = experiment.seed
+    seeds = tuple(range(first, first + given)) if isinstance(given, int) else given
+    open_ = tuple(
+        key
+        for key, value in (("engine", experiment.engine), ("device", experiment.device))
+        if value == "auto"
+    )
+    experiment = replace(experiment, seed=seeds[0])
+    return Cell(experiment, seeds, source.allow, file.resolve().parent, open_)
+
+
+def _explained(problem: Problem, settings: Collection[Setting]) -> Problem:
+    """Return a problem of a value that a sweep tries, with how lists are read there."""
+    for setting in settings:
+        if problem.path == setting.key or problem.path.startswith(f"{setting.key}."):
+            told = (
+                f"{problem.message} A sweep tries the entries of {setting.key}=[…] one by one; a "
+                f"setting that is itself a list needs a list of lists: {setting.key}=[[…], […]]."
+            )
+            return Problem(problem.path, told)
+    return problem
+
+
+def _named(files: Sequence[Path]) -> dict[str, Path]:
+    """Return files by name without the suffix, numbered if another file has the same."""
+    found: dict[str, Path] = {}
+    for file in files:
+        found[next(each for each in numbered(file.stem) if each not in found)] = file
+    return found
+
+
+def _combinations(
+    settings: tuple[Setting, ...],
+) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Return all combinations of values, each as labels ("lr=0.1") and as overrides."""
+    short = short_keys([setting.key for setting in settings])
+    found: list[tuple[tuple[str, ...], tuple[str, ...]]] = [((), ())]
+    for setting in settings:
+        found = [
+            ((*labels, f"{short[setting.key]}={_plain(value)}"), (*all_, f"{setting.key}={value}"))
+            for labels, all_ in found
+            for value in setting.values
+        ]
+    return found
+
+
+def _plain(value: str) -> str:
+    """Return a value of TOML as a label has it: a text without its quotation marks."""
+    quoted = len(value) > 1 and value[0] == value[-1] == '"' and "\\" not in value
+    return value[1:-1] if quoted else value
+
+
+def short_keys(keys: Collection[str]) -> dict[str, str]:
+    """Return the shortest ends of dotted keys that tell them apart: `lr` of `method.train.lr`."""
+    found: dict[str, str] = {}
+    for key in keys:
+        parts = key.split(".")
+        ends = (".".join(parts[-count:]) for count in range(1, len(parts) + 1))
+        others = [other for other in keys if other != key]
+        found[key] = next(
+            (end for end in ends if not any(f".{o}".endswith(f".{end}") for o in others)), key
+        )
+    return found
+
+
+def settings_of(words: Collection[str]) -> tuple[list[str], list[Setting]]:
+    """Return the changes of all runs among `key=value`, and what a sweep tries (`key=[…]`).
+
+    Raise ConfigError for a list without values, or with one that stands twice.
+    """
+    overrides: list[str] = []
+    found: list[Setting] = []
+    problems: list[Problem] = []
+    for word in words:
+        key, equals, text = word.partition("=")
+        key = key.strip()
+        if not equals or not text.strip().startswith("["):
+            overrides.append(word)
+            continue
+        try:
+            values = tuple(map(config.toml_value, config.override({}, [f"value={text}"])["value"]))
+        except ConfigError as error:
+            problems += [Problem(key, each.message) for each in error.problems]
+            continue
+        except TypeError as error:  # a date, say
+            problems.append(Problem(key, str(error)))
+            continue
+        if not values:
+            problems.append(Problem(key, "the list has no values to try."))
+        elif len(set(values)) < len(values):
+            problems.append(Problem(key, "the list has a value twice; keep one of them."))
+        elif key in [setting.key for setting in found]:
+            problems.append(Problem(key, "is given twice; keep one list."))
+        else:
+            found.append(Setting(key, values))
+    if problems:
+        raise ConfigError(problems)
+    return overrides, found

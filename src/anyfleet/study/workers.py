@@ -1,0 +1,234 @@
+"""Playing the runs of a study in several processes, one run at a time in each.
+
+A process is new (spawned), so that it shares nothing with this one but the folder of the study. It
+reports what happens through a pipe. One that dies takes only its run with it, which can be resumed.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anyfleet.errors import AnyfleetWarning
+from anyfleet.store import Terms
+from anyfleet.study import state_file
+from anyfleet.study.events import Ended, Event, Noted
+from anyfleet.study.plan import PlannedRun
+from anyfleet.study.playing import Events, Player, stop
+
+READY = Noted("ready")  # said by a process that has imported everything
+_PATIENCE = 60.0  # seconds in which a process that is told to stop closes its run
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A process, the pipe to it, what it plays, and the task that it has built."""
+
+    process: SpawnProcess
+    pipe: Connection
+    run: PlannedRun | None = None
+    task: str = ""
+
+    def brief(self, folder: Path, terms: Terms) -> None:
+        """Send what belongs to all runs."""
+        with suppress(OSError):  # it is dead, which is noticed when nothing comes of it
+            self.pipe.send((str(folder), terms))
+
+
+Crew = list[_Worker]  # processes that have no run yet
+
+
+@contextmanager
+def hired(count: int) -> Iterator[Crew]:
+    """Start processes that import what they need while this one still prepares their runs."""
+    crew: Crew = []
+    try:
+        for _ in range(count):
+            crew.append(_start())
+        yield crew
+    finally:
+        _stop(crew)
+
+
+def await_imports(crew: Crew) -> None:
+    """Wait until hired processes have imported everything: what is measured now is undisturbed."""
+    for worker in crew:
+        wait([worker.pipe, worker.process.sentinel])
+
+
+def play_parallel(
+    folder: Path,
+    runs: Sequence[PlannedRun],
+    *,
+    jobs: int,
+    terms: Terms,
+    crew: Crew | None = None,
+) -> Events:
+    """Play runs of the study in a folder in so many processes; yield what happens.
+
+    Those of the crew are taken first. However this ends, none of them is left behind, and every run
+    is closed or can be resumed.
+    """
+    left, workers, spare = list(runs), list[_Worker](), [] if crew is None else crew
+    try:
+        while left or any(worker.run for worker in workers):
+            while left and len(workers) < jobs:
+                workers.append(spare.pop() if spare else _start())
+                workers[-1].brief(folder, terms)
+                _hand(workers[-1], left)
+            for worker in _ready(workers):
+                event = _received(worker)
+                if event == READY:
+                    continue
+                if event is None:
+                    assert worker.run is not None
+                    yield Ended(worker.run, "died", _death(worker.process))
+                    workers.remove(worker)
+                    continue
+                yield event
+                if isinstance(event, Ended):
+                    worker.run = None
+                    if left and event.how != "stopped":
+                        _hand(worker, left)
+                    else:
+                        workers.remove(worker)
+                        _dismiss(worker)
+    finally:
+        _stop(workers)
+
+
+def _start() -> _Worker:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_work, args=(there,))
+    with _ignored_interrupts():
+        process.start()
+    there.close()  # so that the pipe ends with the process
+    return _Worker(process, here)
+
+
+@contextmanager
+def _ignored_interrupts() -> Iterator[None]:
+    """Start processes that do not hear Ctrl-C: this one hears it, and tells them when to stop."""
+    if threading.current_thread() is not threading.main_thread():  # which cannot set signals
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _hand(worker: _Worker, left: list[PlannedRun]) -> None:
+    """Give a process its next run: if possible one whose task it has, or else of a new task."""
+    counts = {each.task: 0 for each in left}
+    for each in left:
+        counts[each.task] += 1
+    task = worker.task if worker.task in counts else max(counts, key=lambda each: counts[each])
+    run = next(each for each in left if each.task == task)
+    left.remove(run)
+    worker.run, worker.task = run, task
+    with suppress(OSError):  # it is dead, which is noticed when nothing comes of it
+        worker.pipe.send(run)
+
+
+def _ready(workers: Sequence[_Worker]) -> list[_Worker]:
+    """Wait until processes have something to tell, and return them."""
+    # A process may have left its end of the pipe to processes of its own.
+    ready = wait([each for worker in workers for each in (worker.pipe, worker.process.sentinel)])
+    return [each for each in workers if each.pipe in ready or each.process.sentinel in ready]
+
+
+def _received(worker: _Worker) -> Event | None:
+    """Return what a process tells; None if it is dead."""
+    try:
+        event: Event | None = worker.pipe.recv() if worker.pipe.poll() else None
+    except (EOFError, OSError):
+        return None
+    return event
+
+
+def _death(process: SpawnProcess) -> str:
+    """Return how a process ended."""
+    process.join(_PATIENCE)
+    code = process.exitcode
+    if code is None or code >= 0:
+        return f"its process ended with exit code {code}"
+    name = signal.Signals(-code).name
+    memory = "; was the memory full?" if name == "SIGKILL" else ""
+    return f"its process was ended by {name}{memory}"
+
+
+def _dismiss(worker: _Worker) -> None:
+    worker.pipe.close()
+    worker.process.join(_PATIENCE)
+
+
+def _stop(workers: Sequence[_Worker]) -> None:
+    """Let processes end, each after it has closed its run."""
+    for worker in workers:
+        worker.process.terminate()
+        worker.pipe.close()
+    for worker in workers:
+        worker.process.join(_PATIENCE)
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+
+
+# --- in the other process -------------------------------------------------------------------------
+
+
+def _work(pipe: Connection) -> None:
+    """Play runs as they come, until no more come."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    os.dup2(2, 1)  # what a user's part prints does not belong to the tables
+    with suppress(KeyboardInterrupt, EOFError, OSError), warnings.catch_warnings():
+        warnings.showwarning = _forwarded(pipe)
+        pipe.send(READY)
+        folder, terms = pipe.recv()
+        study = state_file.read(Path(folder), terms.allow)
+        torch.set_num_threads(study.threads)
+        player = Player(Path(folder), study, terms)
+        while True:
+            run: PlannedRun = pipe.recv()
+            _play(player, run, pipe)
+
+
+def _play(player: Player, run: PlannedRun, pipe: Connection) -> None:
+    events = player.play([run])
+    try:
+        for event in events:
+            pipe.send(event)
+    except KeyboardInterrupt as why:
+        stop(events, why)
+        pipe.send(Ended(run, "stopped", "its process was told to stop"))
+        raise
+    except OSError:  # nobody listens any more
+        stop(events, KeyboardInterrupt())
+        raise
+
+
+def _forwarded(pipe: Connection) -> Any:
+    """Return what sends warnings of Anyfleet to the process that shows them; others are printed."""
+    otherwise = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+        if issubclass(category, AnyfleetWarning):
+            pipe.send(Noted(str(message)))
+        else:
+            otherwise(message, category, *rest, **more)
+
+    return show
