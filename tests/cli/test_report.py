@@ -65,13 +65,13 @@ def test_runs_come_in_the_order_in_which_they_are_given(tmp_path: Path) -> None:
 def test_a_partial_study_says_so(tmp_path: Path) -> None:
     runs = {"fedavg": RUNS["fedavg"], "mine": {1: RUNS["mine"][1]}, "late": {}}
     shown = reported(tmp_path, runs, Goal(), planned=9)
-    assert shown.startswith("partial: 4 of 9 runs\n")
+    assert shown.startswith("Partial: 4 of 9 runs.\n")
     heads = shown.splitlines()[1].split()
     assert heads[0] == "seeds"
     assert [row.split()[1] for row in rows(shown, "mine")[:1]] == ["1"]
     assert rows(shown, "late")[0].startswith("late 0 – –")
     assert "−" not in shown.replace("“… −", "")  # one common seed makes no difference
-    assert "partial: 4 of 9 runs" in (tmp_path / "results.tex").read_text()
+    assert "Partial: 4 of 9 runs." in (tmp_path / "results.tex").read_text()
     finished = reported(tmp_path, RUNS, Goal(), planned=6)
     assert "partial" not in finished
 
@@ -79,7 +79,7 @@ def test_a_partial_study_says_so(tmp_path: Path) -> None:
 def test_a_study_without_a_finished_run_is_told_in_one_line(tmp_path: Path) -> None:
     shown = reported(tmp_path, {"fedavg": {}, "mine": {}}, Goal(), planned=6)
     assert shown.splitlines() == [
-        "partial: 0 of 6 runs",
+        "Partial: 0 of 6 runs.",
         "No run is finished: there is nothing to compare yet.",
     ]
     assert not list(tmp_path.iterdir())

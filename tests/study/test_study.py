@@ -203,7 +203,7 @@ def test_a_study_can_be_compared_by_another_goal(
     refused = anyfleet_command("compare", "study", "--target", "13")
     assert (refused.exit_code, "must be a share" in refused.output) == (2, True)
     refused = anyfleet_command("compare", "study", "--metric", "mae")
-    assert "is not measured by 'mae'" in refused.output
+    assert "is not a metric of every file" in refused.output
 
 
 def test_a_folder_in_use_is_refused(

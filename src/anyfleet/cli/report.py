@@ -83,7 +83,7 @@ def report(
 def _partial(runs: Runs, planned: int | None) -> str:
     """Return that not all runs are finished, or ""."""
     finished = sum(map(len, runs.values()))
-    return f"partial: {finished} of {planned} runs" if planned not in (None, finished) else ""
+    return f"Partial: {finished} of {planned} runs." if planned not in (None, finished) else ""
 
 
 def _tables(found: Comparison) -> Iterator[tuple[str, Sheet | None, Sequence[str]]]:

@@ -262,7 +262,7 @@ def tell(
 ) -> None:
     """Show and write what the finished runs of a study have come to."""
     screen, study = opened.screen, opened.study
-    if not outcome.runs:
+    if not outcome.finished:
         show(screen, f"None of the {outcome.planned} runs is finished.")
         return
     show(screen, "")
@@ -279,7 +279,7 @@ def conclude(opened: OpenStudy, outcome: Outcome) -> None:
     folder = opened.folder
     again = resumption(folder, opened.manner.terms.allow)
     if opened.manner.json:
-        written = (folder / "results.json").read_bytes() if outcome.runs else b"null"
+        written = (folder / "results.json").read_bytes() if outcome.finished else b"null"
         found = msgspec.Raw(msgspec.json.format(written, indent=-1))
         put_line(
             opened.out,

@@ -75,7 +75,7 @@ def conduct(
 def results(folder: Path, study: Study) -> tuple[Runs, dict[str, list[list[str]]]]:
     """Return the records of all finished runs by name and seed, and their warnings by name.
 
-    A name without a finished run is left out.
+    A name without a finished run has no seed.
     """
     done = {(run.name, run.seed): run for run in standing(folder, study).finished}
     runs: dict[str, dict[int, tuple[RoundRecord, ...]]] = {}
@@ -84,7 +84,6 @@ def results(folder: Path, study: Study) -> tuple[Runs, dict[str, list[list[str]]
         homes = {
             seed: folder / done[name, seed].folder for seed in cell.seeds if (name, seed) in done
         }
-        if homes:
-            runs[name] = {seed: read_rounds(home) for seed, home in homes.items()}
-            wrong[name] = [remarks.kept(home) or [] for home in homes.values()]
+        runs[name] = {seed: read_rounds(home) for seed, home in homes.items()}
+        wrong[name] = [remarks.kept(home) or [] for home in homes.values()]
     return runs, wrong
