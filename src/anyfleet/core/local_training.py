@@ -186,6 +186,7 @@ def train_with(
         for substep in trainer.substeps(context, draws[i]):
             one = (lift_step or lift)(partial(step, trainer, context, i, substep))
             state = one(state, samples, targets, *drawn_with, given)
+        del samples, targets  # before those of the next step are there
     result: TrainingResult = lift(partial(_finished, trainer, context))(state)
     # Layers that are not trained run in training mode but keep their statistics (§1.3).
     layers = context.blueprint.layers
