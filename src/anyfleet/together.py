@@ -24,7 +24,7 @@ from anyfleet.runtime.simulated.joined_engine import Joined
 from anyfleet.runtime.simulated.joined_training import Answer, Call, JoinedTraining
 from anyfleet.runtime.simulated.strands import Strand
 
-MEETINGS = 2  # into which runs of one kind are divided on an accelerator
+MEETINGS = 4  # into which runs of one kind are divided on an accelerator
 _SHARE = 0.5  # of an accelerator's memory, that graphs of all meetings may keep
 
 

@@ -5,6 +5,7 @@ import traceback
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from anyfleet.store.environment import FILE as ENVIRONMENT
 from anyfleet.study import remarks
 from anyfleet.study.events import Advanced, Begun, Ended, Event, Noted
 from anyfleet.study.plan import PlannedRun, Study
-from anyfleet.together import play_together
+from anyfleet.together import FailedRuns, play_together
 from anyfleet.tracebacks import note, raised_inside
 from anyfleet.world import World
 
@@ -95,10 +96,11 @@ class Player:
 
     def _play(self, runs: Sequence[PlannedRun], ended: set[PlannedRun]) -> Events:
         opened: list[_Opened] = []
+        errors: dict[int, Exception] = {}  # of single runs, by number
         with ExitStack() as stack:
-            for run in runs:
+            for number, run in enumerate(runs):
                 each, told = self._open(run)
-                stack.enter_context(each.recording)
+                stack.push(partial(_closed, each.recording, errors, number))
                 opened.append(each)
                 yield from (Noted(f"{run}: {text}") for text in told)
                 yield Begun(run, len(each.recording.records))
@@ -106,14 +108,20 @@ class Player:
             results = play_together(
                 [each.prepared for each in opened], [each.state for each in opened]
             )
-            for number, result in results:
-                opened[number].recording.append(result)
-                before, last[number] = last[number], time.monotonic()
-                yield _advanced(runs[number], result, last[number] - before)
-        for each in opened:
-            self._close(each)
+            try:
+                for number, result in results:
+                    opened[number].recording.append(result)
+                    before, last[number] = last[number], time.monotonic()
+                    yield _advanced(runs[number], result, last[number] - before)
+            except FailedRuns as failed:
+                errors.update(failed.errors)
+        for number, each in enumerate(opened):
             ended.add(each.run)
-            yield Ended(each.run, "finished")
+            if number in errors:
+                yield Ended(each.run, "failed", *_told(errors[number]))
+            else:
+                self._close(each)
+                yield Ended(each.run, "finished")
 
     def _open(self, run: PlannedRun) -> tuple[_Opened, tuple[str, ...]]:
         """Open the folder of a run, new or as it stands, with remarks."""
@@ -164,6 +172,19 @@ class Player:
         records, ledger = read_rounds(folder), read_ledger(folder)
         wrong = remarks.warnings(prepared.experiment, prepared.task, records, ledger)
         remarks.keep(folder, wrong)
+
+
+def _closed(
+    recording: Recording,
+    errors: Mapping[int, Exception],
+    number: int,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    trace: Any,
+) -> None:
+    """Close the folder of a run that ended by its own error, by that of all, or by itself."""
+    own = errors.get(number, error)
+    recording.__exit__(type(own) if own is not None else kind, own, trace)
 
 
 def _advanced(run: PlannedRun, result: RoundResult, seconds: float) -> Advanced:
