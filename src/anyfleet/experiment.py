@@ -65,6 +65,8 @@ from anyfleet.world import Fleet, World
 
 _BEFORE = "before the first round"
 _EVALUATIONS = 20  # of a run, about, where nobody says how many
+_MOST_WORKERS = 8  # threads that evaluate; each holds a batch
+_SHORTEST = 1e-9  # simulated seconds between evaluations; a quotient by far less is no number
 _SECONDS = re.compile(r"(\d+\.?\d*(?:[eE][+-]?\d+)?) *s")  # of simulated time
 # The bound stands in the type too: a file with other problems shall report this one as well.
 Counter = Annotated[int, Ge(1)]
@@ -506,13 +508,13 @@ def _seconds(text: str) -> float:
     """Return the number in "60 s"; 0 if the text is no such thing."""
     found = _SECONDS.fullmatch(text)
     seconds = float(found[1]) if found else 0.0
-    return seconds if seconds < float("inf") else 0.0
+    return seconds if _SHORTEST <= seconds < float("inf") else 0.0
 
 
 def _begun(experiment: Experiment, task: Task, done: Round) -> Examinations:
     """Begin to measure the global model at every width."""
     # Where torch has one thread, batches are shared out among the cores, with the same results.
-    workers = cores() if torch.get_num_threads() == 1 else 1
+    workers = min(cores(), _MOST_WORKERS) if torch.get_num_threads() == 1 else 1
     models = to_test_each(
         task,
         done.params,

@@ -37,7 +37,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_rows_are_the_rounds_of_all_runs(study: Path) -> None:
     rows = result_rows(study)
     keys = [(row["run"], row["seed"], row["round_index"]) for row in rows]
-    assert keys == [(n, s, k) for n in ("fast", "slow") for s in (0, 1) for k in range(3)]
+    assert keys == [(n, s, k) for n in ("slow", "fast") for s in (0, 1) for k in range(3)]
     assert all(row["finished"] for row in rows)
     record = read_rounds(study / "slow/seed-1")[2]
     (row,) = (
@@ -70,6 +70,15 @@ def test_runs_that_are_not_finished_are_marked(study: Path, tmp_path: Path) -> N
     }
     assert open_ == {("slow", 1)}
     assert list(read_runs(tmp_path / "copy")["slow"]) == [0]
+
+
+def test_runs_of_a_study_have_their_names_there(study: Path, tmp_path: Path) -> None:
+    from shutil import copytree
+
+    copytree(study / "slow", tmp_path / "mine_lr=0.1")
+    copytree(study / "fast", tmp_path / "fedavg")
+    (tmp_path / "study.toml").write_text('[cells."Mine, lr=0.1"]\n[cells.FedAvg]\n')
+    assert list(read_runs(tmp_path)) == ["Mine, lr=0.1", "FedAvg"]
 
 
 def test_folders_without_runs_are_refused(tmp_path: Path) -> None:

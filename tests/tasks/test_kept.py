@@ -1,6 +1,7 @@
 """What building and pricing a task keeps in the cache: it changes no byte, and never lies."""
 
 import gzip
+import importlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -189,6 +190,19 @@ def derived() -> nn.Module:
 @pytest.mark.parametrize("make", [Foreign, hooked, gradient_hooked, outfitted, derived])
 def test_code_of_others_is_traced_every_time(home: Path, make: Callable[[], nn.Module]) -> None:
     assert not is_kept(home, make())
+
+
+def test_a_file_with_a_name_of_pythons_is_traced_every_time(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "import torch\nclass Net(torch.nn.Linear):\n    def forward(self, x):\n"
+    (tmp_path / "this.py").write_text(text + "        return super().forward(x).relu()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "this", raising=False)
+    net = importlib.import_module("this").Net(4, 2)
+    traced(net, (torch.zeros(2, 4),))
+    assert entries(home, "networks") == 0
+    monkeypatch.delitem(sys.modules, "this")
 
 
 def test_other_code_of_ours_means_other_entries(

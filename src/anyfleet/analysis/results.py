@@ -12,6 +12,7 @@ from anyfleet.errors import StoreError
 from anyfleet.experiment import RoundRecord
 from anyfleet.store import Terms, finished, read_rounds
 from anyfleet.store.environment import FILE
+from anyfleet.store.study_folders import STUDY, study_folders
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -38,8 +39,9 @@ class _Found:
 def read_runs(folder: str | Path) -> Runs:
     """Return the finished runs in a folder by name and seed, as `compare` takes them.
 
-    The folder is that of one run, of a comparison, or any other that holds such folders. A run has
-    the name of its folder, without `seed-0` at its end. Raise StoreError if there is no run.
+    The folder is that of one run, of a study, or any other that holds such folders. Runs of a study
+    have their names and order there; another run has the name of its folder, without `seed-0` at
+    its end. Raise StoreError if there is no run.
     """
     runs: dict[str, dict[int, tuple[RoundRecord, ...]]] = {}
     for each in _runs(folder):
@@ -92,14 +94,28 @@ def result_rows(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def _runs(folder: str | Path) -> Iterator[_Found]:
-    """Yield the runs in a folder, sorted by name and seed."""
+    """Yield the runs in a folder: in the order of its study, or sorted by name, and by seed."""
     top = Path(folder)
     marks = [top / FILE] if (top / FILE).is_file() else [*top.rglob(FILE)]
     if not marks:
         why = "holds no run" if top.is_dir() else "is not a folder"
         raise StoreError(f"{top} {why}. Name the folder of a run, or of a comparison.")
-    found = [_Found(_name(mark.parent, top), _seed(mark.parent), mark.parent) for mark in marks]
-    yield from sorted(found, key=lambda each: (each.name, each.seed))
+    known = _study_names(top)
+    places = {folder: place for place, folder in enumerate(known)}
+    by_folder = [(_name(mark.parent, top), mark.parent) for mark in marks]
+    by_folder.sort(key=lambda each: (places.get(each[0], len(places)), each[0], _seed(each[1])))
+    for name, run in by_folder:
+        yield _Found(known.get(name, name), _seed(run), run)
+
+
+def _study_names(top: Path) -> dict[str, str]:
+    """Return the names of a study's runs by folder, in its order; {} if the folder holds none."""
+    file = top / STUDY
+    if not file.is_file():
+        return {}
+    cells = _read(file).get("cells")
+    names = list(cells) if isinstance(cells, dict) else []
+    return {folder: name for name, folder in study_folders(names).items()}
 
 
 def _name(run: Path, top: Path) -> str:
@@ -111,10 +127,14 @@ def _name(run: Path, top: Path) -> str:
 
 def _seed(run: Path) -> int:
     file = run / "config.toml"
-    try:
-        seed = tomllib.loads(file.read_text(encoding="utf-8")).get("seed")
-    except (OSError, ValueError, RecursionError) as error:
-        raise StoreError(f"{file} cannot be read: {error}.") from error
+    seed = _read(file).get("seed")
     if not isinstance(seed, int):
         raise StoreError(f"{file} has no seed. Name the folder of a run that Anyfleet wrote.")
     return seed
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise StoreError(f"{file} cannot be read: {error}.") from error

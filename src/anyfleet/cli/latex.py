@@ -48,7 +48,8 @@ def latex_table(sheet: Sheet, caption: str) -> str:
         rf"{heads} \\",
         r"\midrule",
         *(
-            " & ".join([escaped(name), *(_cell(row[place]) for place in kept)]) + r" \\"
+            # {} before a name: after a row, [ and * would belong to its end.
+            " & ".join(["{}" + escaped(name), *(_cell(row[place]) for place in kept)]) + r" \\"
             for name, row in sheet.rows.items()
         ),
         r"\bottomrule",

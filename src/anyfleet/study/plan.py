@@ -1,7 +1,6 @@
 """A study as a value: experiments by name, each with several seeds, and the folders of its runs."""
 
-import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,20 +10,7 @@ import msgspec
 from anyfleet import config
 from anyfleet.analysis.comparison import Goal
 from anyfleet.experiment import Experiment
-
-_BRACKETS = re.compile(r"[][{}\"]")
-_UNSAFE = re.compile(r"[^\w.=+-]+")  # in the name of a folder
-_LONGEST = 80  # name of a folder
-_TAKEN = frozenset(
-    {
-        "comparison.png",
-        "lock",
-        "results.csv",
-        "results.json",
-        "results.tex",
-        "study.toml",
-    }
-)
+from anyfleet.store.study_folders import study_folders
 
 
 @dataclass(frozen=True)
@@ -82,7 +68,7 @@ class Study:
 
     def runs(self) -> tuple[PlannedRun, ...]:
         """Return all runs, seed by seed; those that share a task follow one another."""
-        folders = _folders(self.cells)
+        folders = study_folders(self.cells)
         most = max(len(cell.seeds) for cell in self.cells.values())
         tasks = {name: _task(cell.experiment) for name, cell in self.cells.items()}
         found = [
@@ -111,24 +97,3 @@ def _task(experiment: Experiment) -> str:
     """Return a text that is the same for equal tasks on the same device."""
     data = {"task": config.dump(experiment.task, complete=True), "device": experiment.device}
     return msgspec.json.encode(data, order="sorted").decode()
-
-
-def _folders(names: Collection[str]) -> dict[str, str]:
-    """Return the name of a folder for each name, all different, also where case does not count."""
-    found: dict[str, str] = {}
-    taken = set(_TAKEN)
-    for name in names:
-        words = _BRACKETS.sub("", name.lower()).replace(", ", "_")
-        plain = _UNSAFE.sub("-", words).strip(".-")[:_LONGEST] or "run"
-        free = next(each for each in numbered(plain) if each not in taken)
-        taken.add(free)
-        found[name] = free
-    return found
-
-
-def numbered(name: str) -> Iterator[str]:
-    """Yield a name, then name-2, name-3, …."""
-    number = 1
-    while True:
-        yield name if number == 1 else f"{name}-{number}"
-        number += 1

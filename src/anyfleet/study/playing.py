@@ -116,11 +116,15 @@ class Player:
             except FailedRuns as failed:
                 errors.update(failed.errors)
         for number, each in enumerate(opened):
+            try:
+                if number not in errors:
+                    self._close(each)
+            except Exception as error:  # noqa: BLE001 - a user's loss may fail in any way
+                errors[number] = error
             ended.add(each.run)
             if number in errors:
                 yield Ended(each.run, "failed", *_told(errors[number]))
             else:
-                self._close(each)
                 yield Ended(each.run, "finished")
 
     def _open(self, run: PlannedRun) -> tuple[_Opened, tuple[str, ...]]:

@@ -7,7 +7,8 @@ from pathlib import Path
 from anyfleet import config
 from anyfleet.errors import ConfigError, Problem
 from anyfleet.experiment import from_source
-from anyfleet.study.plan import Cell, numbered
+from anyfleet.store.study_folders import numbered
+from anyfleet.study.plan import Cell
 
 
 @dataclass(frozen=True)

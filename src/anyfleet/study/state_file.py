@@ -15,9 +15,10 @@ from anyfleet.config.allowed_packages import trusted
 from anyfleet.errors import ConfigError, Problem, StoreError
 from anyfleet.experiment import from_source
 from anyfleet.store.disk import Lock, force_folder, refuse_links, told, write
+from anyfleet.store.study_folders import STUDY
 from anyfleet.study.plan import Cell, Study, written
 
-FILE = "study.toml"
+FILE = STUDY
 FORMAT = 1
 _BEGUN = frozenset({"lock", f".{FILE}.part"})  # all that a study has before its state is written
 _MOST = 12  # differences that are told

@@ -3,9 +3,11 @@
 import functools
 import hashlib
 import sys
+import sysconfig
 import weakref
 from collections.abc import Hashable, Mapping
 from enum import Enum
+from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -17,8 +19,9 @@ _DEEPEST = 40
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum, torch.dtype, torch.device)
 # Compared by identity: whoever made a new function or class may have meant another.
 _CODE = (FunctionType, BuiltinFunctionType, type)
-# Packages whose code is known by their version or, our own, by its source.
-_KNOWN = frozenset({"anyfleet", "torch"}) | sys.stdlib_module_names
+# Packages whose code is known by their version or, our own, by its source; and Python's own.
+_KNOWN = frozenset({"anyfleet", "torch"})
+_PYTHON = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
 # Where torch keeps the hooks on the gradient of a parameter.
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 # Where torch and Python show what does not say itself where it is from.
@@ -105,7 +108,7 @@ def _named(content: Hashable) -> Any:
 def _name(code: Any) -> str:
     """Return the place where a class or function of known code is found."""
     own = getattr(code, "__module__", None) or ""
-    places = (own, *_SHOWN_IN) if own.partition(".")[0] in (*_KNOWN, "") else ()
+    places = (own, *_SHOWN_IN) if not own or _is_known(own.partition(".")[0]) else ()
     for place in places:
         found: Any = sys.modules.get(place)
         for part in code.__qualname__.split("."):
@@ -113,3 +116,16 @@ def _name(code: Any) -> str:
         if found is code:
             return f"{place}:{code.__qualname__}"
     raise UnknownContent
+
+
+def _is_known(package: str) -> bool:
+    """Return whether a package is known; a user's file may have the name of one of Python's."""
+    if package in _KNOWN:
+        return True
+    if package not in sys.stdlib_module_names:
+        return False
+    origin = getattr(getattr(sys.modules.get(package), "__spec__", None), "origin", None)
+    if not isinstance(origin, str) or origin in ("built-in", "frozen"):
+        return origin is not None
+    file = Path(origin).resolve()
+    return any(map(file.is_relative_to, _PYTHON)) and "site-packages" not in file.parts

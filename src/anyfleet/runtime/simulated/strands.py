@@ -55,11 +55,12 @@ class Strand(Generic[Out, Back, Result]):
         before, and what it raises is raised there. What the function raises is raised here.
         """
         assert not self.ended
-        self._running = True
         if self._thread.ident is None:
             self._thread.start()
         else:
             self._answers.put(answer)
+        # Only now: whoever is interrupted before must not wait for news that never come.
+        self._running = True
         news = self._next_news()
         if isinstance(news, BaseException):
             raise news
