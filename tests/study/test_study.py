@@ -138,6 +138,44 @@ def test_a_study_that_is_killed_ends_with_the_same_table(
     assert unlike(whole[0], folder / "study") == []
 
 
+SLOW = """
+import time
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from anyfleet.parts.select import Uniform
+
+CALLS = count()
+
+@dataclass(frozen=True)
+class Slow(Uniform):
+    def __call__(self, *words):
+        if next(CALLS) == 3 and Path(__file__).with_name("slow").exists():
+            time.sleep(300)
+        return super().__call__(*words)
+"""
+
+
+def test_processes_do_not_outlive_the_one_that_started_them(
+    whole: tuple[Path, str], tmp_path: Path
+) -> None:
+    folder = home(tmp_path)
+    (folder / "slow_part.py").write_text(SLOW)
+    (folder / "slow").touch()
+    own = 'select = { use = "slow_part:Slow", count = 3 }\n'
+    for name, text in (("one", RUN_FILE), ("two", OTHER)):
+        (folder / f"{name}.toml").write_text(text.replace("count = 3\n", own))
+    words = (*WORDS, "--allow", "slow_part", "--jobs", "2")
+    process = started(folder, *words)
+    for run in RUNS[:2]:  # each of another task, so that two processes have them
+        waited(process, folder / "study" / run / "rounds.jsonl", 3)
+    process.kill()  # it alone, in the middle of a round of the others
+    process.communicate(timeout=PATIENCE)
+    assert group_is_gone(process.pid)
+    (folder / "slow").unlink()
+    assert shown(folder, *words) == whole[1]
+
+
 def test_what_is_finished_is_not_run_again(
     whole: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
