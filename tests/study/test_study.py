@@ -238,10 +238,35 @@ def test_a_study_can_be_compared_by_another_goal(
     assert "To reach 12.0 %" in succeeds(*words, "--target", "0.12")
     assert "To reach 12.0 %" in succeeds("resume", "study")
     assert "To reach 13.0 %" in succeeds("compare", "study", "--target", "0.13")
+    for command in ("compare", "sweep"):
+        assert "To reach 13.0 %" in succeeds(command, "study")  # which nobody changes
     refused = anyfleet_command("compare", "study", "--target", "13")
     assert (refused.exit_code, "must be a share" in refused.output) == (2, True)
     refused = anyfleet_command("compare", "study", "--metric", "mae")
     assert "is not a metric of every file" in refused.output
+
+
+@pytest.mark.parametrize("command", ["compare", "sweep"])
+def test_the_folder_of_a_study_takes_no_options_of_a_new_one(
+    whole: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(whole[0].parent)
+    before = contents(whole[0])
+    for option, value in (
+        ("--seeds", "3"),
+        ("--out", "other"),
+        ("--threads", "1"),
+        ("--engine", "Stacked"),
+        ("--device", "cpu"),
+    ):
+        refused = anyfleet_command(command, "study", option, value)
+        assert refused.exit_code == 2
+        assert option in refused.output
+        assert "is for a new study" in refused.output
+    for word in ("rounds=3", "one.toml"):
+        refused = anyfleet_command(command, "study", word)
+        assert (refused.exit_code, "takes no changes" in refused.output) == (2, True)
+    assert contents(whole[0]) == before
 
 
 def test_a_folder_in_use_is_refused(

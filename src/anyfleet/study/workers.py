@@ -209,7 +209,7 @@ def _work(pipe: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """Wait until the process that started this one is dead, and end: the next command needs the run.
+    """Wait until the process that started this one is dead, and end: others need its run.
 
     Nothing is closed: a run survives that, as it survives SIGKILL.
     """
