@@ -30,7 +30,7 @@ from anyfleet.study import (
 from anyfleet.study.events import Advanced, Begun, Ended
 from anyfleet.study.plan import written
 from anyfleet.study.playing import Player, grouped, shape
-from anyfleet.study.sources import short_keys
+from anyfleet.study.sources import combinations, short_keys
 from tests.helpers.runs import EXPERIMENT, TASK, contents
 from tests.study.test_study import RUN_FILE
 
@@ -63,6 +63,8 @@ def test_lists_are_values_to_try() -> None:
     [
         (["lr=[]"], "lr: the list has no values to try"),
         (["lr=[1, 1]"], "lr: the list has a value twice"),
+        (["lr=[1, 1.0]"], "lr: the list has a value twice"),
+        (["lr=[[1], [1.0]]"], "lr: the list has a value twice"),
         (["lr=[1]", "lr=[2]"], "lr: is given twice"),
         (["lr=[1"], "lr: '[1' is neither a TOML value"),
         (["lr=[2020-01-01]"], "lr: TOML has no date"),
@@ -88,6 +90,11 @@ def test_cells_are_all_combinations(tmp_path: Path) -> None:
     assert cell.data()["method"]["train"]["lr"]["start"] == 0.2
     assert cell.left_open == ("engine", "device")
     assert cells_of(Sources(files[:1], ("seed=4",), seeds=2))["one"].seeds == (4, 5)
+
+
+def test_labels_tell_values_apart() -> None:
+    found = combinations((Setting("a.b", ('"1"', "1", '"x"')), Setting("c", ('"y"',))))
+    assert [labels for labels, _ in found] == [('b="1"', "c=y"), ("b=1", "c=y"), ('b="x"', "c=y")]
 
 
 def test_problems_are_told_once_for_all_cells(tmp_path: Path) -> None:
