@@ -182,9 +182,12 @@ def of_method(method: Method) -> Experiment:
 
 def test_runs_of_equal_shape_differ_in_seeds_and_numbers_of_the_method(tmp_path: Path) -> None:
     fedavg = of_method(methods.fedavg(lr=0.1, count=3))
-    same = (replace(fedavg, seed=3), of_method(methods.fedavg(lr=0.5, momentum=0.9, count=3)))
+    same = (
+        replace(fedavg, seed=3),
+        of_method(methods.fedavg(lr=0.5, momentum=0.9, count=3)),
+        of_method(methods.fedavg(lr=1, count=2, epochs=3, batch_size=7)),
+    )
     others = (
-        of_method(methods.fedavg(lr=0.1, count=2)),
         of_method(methods.heterofl(lr=0.1, count=3)),
         replace(fedavg, rounds=3),
         replace(fedavg, task=replace(TASK, server=10)),
@@ -194,7 +197,7 @@ def test_runs_of_equal_shape_differ_in_seeds_and_numbers_of_the_method(tmp_path:
     assert all(shape(written(each)) != expected for each in others)
     widths = [of_method(methods.heterofl(widths=(1.0, w), count=3, lr=0.1)) for w in (0.5, 0.25)]
     assert shape(written(widths[0])) != shape(written(widths[1]))
-    cells = {"a": Cell(fedavg, (0, 1)), "b": Cell(others[0], (0,)), "c": Cell(same[1], (0,))}
+    cells = {"a": Cell(fedavg, (0, 1)), "b": Cell(others[0], (0,)), "c": Cell(same[2], (0,))}
     study = Study(cells)
     found = grouped(study, tmp_path, study.runs())
     assert [[str(run) for run in group] for group in found] == [
