@@ -106,6 +106,14 @@ def test_problems_are_told_once_for_all_cells(tmp_path: Path) -> None:
     assert "needs a list of lists: widths=[[…], […]]" in str(refused.value)
 
 
+def test_an_unknown_key_is_no_question_of_lists(tmp_path: Path) -> None:
+    (tmp_path / "one.toml").write_text(RUN_FILE)
+    with pytest.raises(ConfigError, match="unknown key") as refused:
+        cells_of(Sources((tmp_path / "one.toml",), (), (Setting("method.rl", ("0.1", "0.2")),)))
+    assert len(refused.value.problems) == 1
+    assert "list" not in str(refused.value)
+
+
 def test_folders_are_safe_and_different() -> None:
     names = ("FedAvg", "fedavg", "a, lr=[1.0, 0.5]", "../x/y", "lock", "…", "z" * 300, "z" * 301)
     runs = study_of(*names).runs()

@@ -218,7 +218,7 @@ def test_another_study_is_refused(whole: tuple[Path, str], monkeypatch: pytest.M
         "study holds another study:",
         "--threads: 1 there, 2 asked for",
         "two: runs there, not asked for",
-        "one: seeds 0, 1 there, 0, 1, 2 asked for",
+        "one: seeds 0, 1 there, 0, 1, 2 asked for; seeds cannot be added to a study yet: choose",
         "one: method.train.lr.start: 0.1 there, 0.2 asked for",
         "anyfleet resume study",
     ):

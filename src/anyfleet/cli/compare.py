@@ -69,11 +69,23 @@ def options_given(context: typer.Context) -> list[str]:
 
 def split(words: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Return run files, and `key=value` overrides of all of them."""
+    _refuse_split_lists(words)
     overrides = [word for word in words if "=" in word and not _there(word)]
     files = [Path(word) for word in words if word not in overrides]
     if not files:
         raise typer.BadParameter("no run file is given; name at least one.")
     return files, overrides
+
+
+def _refuse_split_lists(words: Sequence[str]) -> None:
+    """Raise BadParameter for a list that the shell has split at its blanks."""
+    for first, word in enumerate(words):
+        if "=[" not in word.replace(" ", "") or word.count("[") <= word.count("]"):
+            continue
+        for last in range(first + 2, len(words) + 1):
+            whole = " ".join(words[first:last])
+            if whole.count("[") == whole.count("]"):
+                raise typer.BadParameter(f"the shell has split a list; quote it: '{whole}'")
 
 
 def _there(word: str) -> bool:

@@ -46,7 +46,8 @@ def cells_of(sources: Sources) -> dict[str, Cell]:
             except ConfigError as error:
                 told = [_explained(each, sources.settings) for each in error.problems]
                 for each in told:
-                    wrong = Problem(f"{file}: {each.path}", each.message)
+                    named = each.path.partition(":")[0] == str(file)  # already
+                    wrong = each if named else Problem(f"{file}: {each.path}", each.message)
                     problems[str(wrong)] = wrong
     if problems:
         raise ConfigError([*problems.values()])
@@ -70,6 +71,8 @@ def _cell(file: Path, changes: tuple[str, ...], sources: Sources) -> Cell:
 
 def _explained(problem: Problem, settings: Collection[Setting]) -> Problem:
     """Return a problem of a value that a sweep tries, with how lists are read there."""
+    if problem.message.startswith("unknown key"):
+        return problem
     for setting in settings:
         if problem.path == setting.key or problem.path.startswith(f"{setting.key}."):
             told = (
