@@ -3,9 +3,10 @@
     python -m tools.kill_study [N] [--seed S] [--jobs J]
 
 `anyfleet compare` of five methods with three seeds each on the task of the demo is played once
-without disturbing it and with one process, then with J processes, and then again while its process
-group is killed N times (by default 10) with SIGKILL, each time after a random time, and started
-again with the same command. What the last command prints and every file of results must have the
+without disturbing it and with one process, then with J processes, and then again while it is killed
+N times (by default 10) with SIGKILL, each time after a random time, and started again with the same
+command. Every other time only the process that was started is killed, otherwise all of its group.
+What the last command prints and every file of results must have the
 same bytes, and no run that was finished may be played again. The exit code is 1 otherwise. POSIX
 only.
 """
@@ -66,7 +67,7 @@ def ended(process: subprocess.Popen[str]) -> str:
 def results(study: Path) -> Mapping[str, bytes]:
     """Return the bytes of all files that must be the same."""
     found = [file for name in FILES for file in study.rglob(name)]
-    found += [study / "results.json"]
+    found += [study / name for name in ("results.csv", "results.json", "results.tex")]
     return {str(file.relative_to(study)): file.read_bytes() for file in sorted(found)}
 
 
@@ -79,15 +80,17 @@ def closed(study: Path) -> Mapping[str, int]:
 def kill(home: Path, words: Sequence[str], moments: Sequence[float]) -> list[str]:
     """Kill the study after so many seconds each time; return the runs that were played again."""
     again: list[str] = []
-    for moment in moments:
+    for number, moment in enumerate(moments):
         before = closed(home / "study")
         process = start(home, words)
         time.sleep(moment)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        alone = number % 2 == 1
+        (os.kill if alone else os.killpg)(process.pid, signal.SIGKILL)
+        process.communicate()  # until those that it started are gone, too
         after = closed(home / "study")
         again += [run for run, at in before.items() if after[run] != at]
-        _say(f"killed after {moment:.1f} s: {len(after)} runs are finished")
+        who = "the parent alone" if alone else "the group"
+        _say(f"killed {who} after {moment:.1f} s: {len(after)} runs are finished")
     return again
 
 

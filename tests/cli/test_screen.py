@@ -80,6 +80,21 @@ def test_a_run_has_one_live_line() -> None:
     assert "left" in live
 
 
+def test_progress_does_not_stand_among_the_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "small.toml").write_text(RUN_FILE)
+    monkeypatch.chdir(tmp_path)
+    result = anyfleet_command("run", "small.toml")
+    assert result.exit_code == 0, result.output
+    assert "round 1/2" not in result.stdout
+    lines = result.stderr.splitlines()
+    starts = [f"small: round {number}/2, accuracy " for number in (1, 2)]
+    assert [line[: len(start)] for line, start in zip(lines, starts, strict=True)] == starts
+    assert all(" s a round, " in line for line in lines)
+    assert lines[-1].endswith(", 0 s left")
+
+
 def test_the_time_left_is_that_of_the_rounds_seen() -> None:
     assert Pace().told(5) == ""
     assert Pace(4, 10.0).told(30) == "2.5 s a round, 1 min 15 s left"
@@ -119,7 +134,19 @@ def test_a_run_and_its_resumption_can_be_told_as_json(
         lines = [json.loads(line) for line in result.stdout.splitlines()]
         assert [line["round"] for line in lines if line["event"] == "round"] == rounds
         assert lines[-1]["event"] == "result"
-        assert lines[-1]["folder"] == "run"
+        counts = (lines[-1]["folder"], lines[-1]["finished"], lines[-1]["planned"])
+        assert counts == ("run", 1, 1)
+        if rounds:
+            done, planned = rounds[0] - 1, rounds[-1]
+            name = lines[0]["run"]
+            start = {"event": "begun", "run": name, "seed": 0, "rounds": done, "planned": planned}
+            assert lines[0] == {**start, "folder": "run"}
+            assert lines[1].keys() == {
+                *("event", "run", "seed", "round", "planned"),
+                *("metric", "score", "time", "seconds"),
+            }
+            ended = {"event": "run", "run": name, "seed": 0, "ended": "finished", "told": ""}
+            assert lines[-2] == ended
         assert lines[-1]["results"]["rounds"] == (rounds[-1] if rounds else 3)
 
 
@@ -141,6 +168,10 @@ def test_a_sweep_tries_every_combination(tmp_path: Path, monkeypatch: pytest.Mon
         (("sweep", "small.toml", "seed=[1]", "--seeds", "2"), "keep one of them"),
         (("sweep", "small.toml", "seed=[1.5]"), "takes whole numbers"),
         (("sweep", "small.toml", "method.lr=[]"), "no values to try"),
+        (("sweep", "small.toml", "method.lr=[0.1,", "0.2]"), "quote it: 'method.lr=[0.1, 0.2]'"),
+        (("compare", "small.toml", "widths=[1,", "0.5,", "0.2]", "rounds=1"), "[1, 0.5, 0.2]'"),
+        (("sweep", "no.toml", "method.lr=[0.1]"), "  no.toml: cannot be read"),
+        (("compare", "no.toml"), "  no.toml: cannot be read"),
         (("compare", "small.toml", "--jobs", "none"), '"auto" or a number'),
         (("compare", "small.toml", "--jobs", "0"), '"auto" or a number'),
         (("resume", "study", "--rounds", "3"), "holds a study"),

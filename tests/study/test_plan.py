@@ -30,7 +30,7 @@ from anyfleet.study import (
 from anyfleet.study.events import Advanced, Begun, Ended
 from anyfleet.study.plan import written
 from anyfleet.study.playing import Player, grouped, shape
-from anyfleet.study.sources import short_keys
+from anyfleet.study.sources import combinations, short_keys
 from tests.helpers.runs import EXPERIMENT, TASK, contents
 from tests.study.test_study import RUN_FILE
 
@@ -63,6 +63,8 @@ def test_lists_are_values_to_try() -> None:
     [
         (["lr=[]"], "lr: the list has no values to try"),
         (["lr=[1, 1]"], "lr: the list has a value twice"),
+        (["lr=[1, 1.0]"], "lr: the list has a value twice"),
+        (["lr=[[1], [1.0]]"], "lr: the list has a value twice"),
         (["lr=[1]", "lr=[2]"], "lr: is given twice"),
         (["lr=[1"], "lr: '[1' is neither a TOML value"),
         (["lr=[2020-01-01]"], "lr: TOML has no date"),
@@ -90,6 +92,11 @@ def test_cells_are_all_combinations(tmp_path: Path) -> None:
     assert cells_of(Sources(files[:1], ("seed=4",), seeds=2))["one"].seeds == (4, 5)
 
 
+def test_labels_tell_values_apart() -> None:
+    found = combinations((Setting("a.b", ('"1"', "1", '"x"')), Setting("c", ('"y"',))))
+    assert [labels for labels, _ in found] == [('b="1"', "c=y"), ("b=1", "c=y"), ('b="x"', "c=y")]
+
+
 def test_problems_are_told_once_for_all_cells(tmp_path: Path) -> None:
     (tmp_path / "one.toml").write_text(RUN_FILE)
     settings = (Setting("widths", ("1.0",)), Setting("method.lr", ("0.1", "0.2")))
@@ -97,6 +104,14 @@ def test_problems_are_told_once_for_all_cells(tmp_path: Path) -> None:
         cells_of(Sources((tmp_path / "one.toml",), ("rouns=1",), settings))
     assert len(refused.value.problems) == 2
     assert "needs a list of lists: widths=[[…], […]]" in str(refused.value)
+
+
+def test_an_unknown_key_is_no_question_of_lists(tmp_path: Path) -> None:
+    (tmp_path / "one.toml").write_text(RUN_FILE)
+    with pytest.raises(ConfigError, match="unknown key") as refused:
+        cells_of(Sources((tmp_path / "one.toml",), (), (Setting("method.rl", ("0.1", "0.2")),)))
+    assert len(refused.value.problems) == 1
+    assert "list" not in str(refused.value)
 
 
 def test_folders_are_safe_and_different() -> None:
@@ -175,9 +190,12 @@ def of_method(method: Method) -> Experiment:
 
 def test_runs_of_equal_shape_differ_in_seeds_and_numbers_of_the_method(tmp_path: Path) -> None:
     fedavg = of_method(methods.fedavg(lr=0.1, count=3))
-    same = (replace(fedavg, seed=3), of_method(methods.fedavg(lr=0.5, momentum=0.9, count=3)))
+    same = (
+        replace(fedavg, seed=3),
+        of_method(methods.fedavg(lr=0.5, momentum=0.9, count=3)),
+        of_method(methods.fedavg(lr=1, count=2, epochs=3, batch_size=7)),
+    )
     others = (
-        of_method(methods.fedavg(lr=0.1, count=2)),
         of_method(methods.heterofl(lr=0.1, count=3)),
         replace(fedavg, rounds=3),
         replace(fedavg, task=replace(TASK, server=10)),
@@ -187,7 +205,7 @@ def test_runs_of_equal_shape_differ_in_seeds_and_numbers_of_the_method(tmp_path:
     assert all(shape(written(each)) != expected for each in others)
     widths = [of_method(methods.heterofl(widths=(1.0, w), count=3, lr=0.1)) for w in (0.5, 0.25)]
     assert shape(written(widths[0])) != shape(written(widths[1]))
-    cells = {"a": Cell(fedavg, (0, 1)), "b": Cell(others[0], (0,)), "c": Cell(same[1], (0,))}
+    cells = {"a": Cell(fedavg, (0, 1)), "b": Cell(others[0], (0,)), "c": Cell(same[2], (0,))}
     study = Study(cells)
     found = grouped(study, tmp_path, study.runs())
     assert [[str(run) for run in group] for group in found] == [

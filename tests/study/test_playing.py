@@ -34,7 +34,8 @@ def study(folder: Path, one: str, two: str, allow: tuple[str, ...] = ()) -> Stud
 
 
 def test_runs_of_equal_shape_are_played_together_and_all_are_finished(tmp_path: Path) -> None:
-    found = study(tmp_path, OTHER, OTHER.replace("lr = 0.1", "lr = 0.2"))
+    other = OTHER.replace("lr = 0.1", "lr = 1\nepochs = 2\nbatch_size = 7").replace("= 3", "= 2")
+    found = study(tmp_path, OTHER, other)
     (group,) = grouped(found, tmp_path / "out", found.runs())
     assert len(group) == 4
     events = list(Player(tmp_path / "out", found, Terms()).play(group))

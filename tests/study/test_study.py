@@ -138,6 +138,44 @@ def test_a_study_that_is_killed_ends_with_the_same_table(
     assert unlike(whole[0], folder / "study") == []
 
 
+SLOW = """
+import time
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from anyfleet.parts.select import Uniform
+
+CALLS = count()
+
+@dataclass(frozen=True)
+class Slow(Uniform):
+    def __call__(self, *words):
+        if next(CALLS) == 3 and Path(__file__).with_name("slow").exists():
+            time.sleep(300)
+        return super().__call__(*words)
+"""
+
+
+def test_processes_do_not_outlive_the_one_that_started_them(
+    whole: tuple[Path, str], tmp_path: Path
+) -> None:
+    folder = home(tmp_path)
+    (folder / "slow_part.py").write_text(SLOW)
+    (folder / "slow").touch()
+    own = 'select = { use = "slow_part:Slow", count = 3 }\n'
+    for name, text in (("one", RUN_FILE), ("two", OTHER)):
+        (folder / f"{name}.toml").write_text(text.replace("count = 3\n", own))
+    words = (*WORDS, "--allow", "slow_part", "--jobs", "2")
+    process = started(folder, *words)
+    for run in RUNS[:2]:  # each of another task, so that two processes have them
+        waited(process, folder / "study" / run / "rounds.jsonl", 3)
+    process.kill()  # it alone, in the middle of a round of the others
+    process.communicate(timeout=PATIENCE)
+    assert group_is_gone(process.pid)
+    (folder / "slow").unlink()
+    assert shown(folder, *words) == whole[1]
+
+
 def test_what_is_finished_is_not_run_again(
     whole: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,7 +218,7 @@ def test_another_study_is_refused(whole: tuple[Path, str], monkeypatch: pytest.M
         "study holds another study:",
         "--threads: 1 there, 2 asked for",
         "two: runs there, not asked for",
-        "one: seeds 0, 1 there, 0, 1, 2 asked for",
+        "one: seeds 0, 1 there, 0, 1, 2 asked for; seeds cannot be added to a study yet: choose",
         "one: method.train.lr.start: 0.1 there, 0.2 asked for",
         "anyfleet resume study",
     ):
@@ -200,10 +238,35 @@ def test_a_study_can_be_compared_by_another_goal(
     assert "To reach 12.0 %" in succeeds(*words, "--target", "0.12")
     assert "To reach 12.0 %" in succeeds("resume", "study")
     assert "To reach 13.0 %" in succeeds("compare", "study", "--target", "0.13")
+    for command in ("compare", "sweep"):
+        assert "To reach 13.0 %" in succeeds(command, "study")  # which nobody changes
     refused = anyfleet_command("compare", "study", "--target", "13")
     assert (refused.exit_code, "must be a share" in refused.output) == (2, True)
     refused = anyfleet_command("compare", "study", "--metric", "mae")
     assert "is not a metric of every file" in refused.output
+
+
+@pytest.mark.parametrize("command", ["compare", "sweep"])
+def test_the_folder_of_a_study_takes_no_options_of_a_new_one(
+    whole: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(whole[0].parent)
+    before = contents(whole[0])
+    for option, value in (
+        ("--seeds", "3"),
+        ("--out", "other"),
+        ("--threads", "1"),
+        ("--engine", "Stacked"),
+        ("--device", "cpu"),
+    ):
+        refused = anyfleet_command(command, "study", option, value)
+        assert refused.exit_code == 2
+        assert option in refused.output
+        assert "is for a new study" in refused.output
+    for word in ("rounds=3", "one.toml"):
+        refused = anyfleet_command(command, "study", word)
+        assert (refused.exit_code, "takes no changes" in refused.output) == (2, True)
+    assert contents(whole[0]) == before
 
 
 def test_a_folder_in_use_is_refused(

@@ -345,7 +345,8 @@ def validate(file: File, overrides: Overrides = None, allow: Allow = None) -> No
 
 
 @app.command()
-def compare(
+def compare(  # noqa: PLR0913 - its options
+    context: typer.Context,
     files: Words,
     *,
     seeds: Seeds = 3,
@@ -374,7 +375,7 @@ def compare(
     """
     with importing():
         from anyfleet.analysis.comparison import Goal
-        from anyfleet.cli.compare import compare_files
+        from anyfleet.cli.compare import compare_files, options_given
         from anyfleet.cli.report import axes
         from anyfleet.cli.run import Means
         from anyfleet.cli.study import Manner, jobs_of, resources
@@ -383,11 +384,13 @@ def compare(
     goal = Goal(target, width, resources(equal or []), budget, metric, reference, axes(over or []))
     terms = Terms(allow=tuple(allow or ()))
     means, manner = Means(threads, device, engine), Manner(out, jobs_of(jobs), json, terms)
-    compare_files(files, seeds=seeds, means=means, goal=goal, manner=manner)
+    given = options_given(context)
+    compare_files(files, seeds=seeds, means=means, goal=goal, manner=manner, given=given)
 
 
 @app.command()
-def sweep(
+def sweep(  # noqa: PLR0913 - its options
+    context: typer.Context,
     files: Annotated[
         list[str],
         typer.Argument(
@@ -425,6 +428,7 @@ def sweep(
     """
     with importing():
         from anyfleet.analysis.comparison import Goal
+        from anyfleet.cli.compare import options_given
         from anyfleet.cli.report import axes
         from anyfleet.cli.run import Means
         from anyfleet.cli.study import Manner, jobs_of, resources
@@ -434,7 +438,8 @@ def sweep(
     goal = Goal(target, width, resources(equal or []), budget, metric, reference, axes(over or []))
     terms = Terms(allow=tuple(allow or ()))
     means, manner = Means(threads, device, engine), Manner(out, jobs_of(jobs), json, terms)
-    sweep_files(files, seeds=seeds, means=means, goal=goal, manner=manner)
+    given = options_given(context)
+    sweep_files(files, seeds=seeds, means=means, goal=goal, manner=manner, given=given)
 
 
 @app.command()

@@ -19,7 +19,7 @@ from anyfleet.analysis.equal_budgets import Resource
 from anyfleet.analysis.plots import NoPictures, NothingToDraw, draw
 from anyfleet.analysis.summaries import Runs, summarise, taken_apart
 from anyfleet.cli.remarks import remarks
-from anyfleet.cli.screen import console, progress, put_line, show, silent
+from anyfleet.cli.screen import console, errors, progress, put_event, put_line, show, silent
 from anyfleet.cli.stopping import exit_code
 from anyfleet.cli.tables import apart, drawn, ends, width_title, widths
 from anyfleet.errors import StoreError
@@ -35,6 +35,8 @@ from anyfleet.store import (
     read_rounds,
     reopen,
 )
+from anyfleet.study.events import Advanced, Begun, Ended, Noted
+from anyfleet.study.plan import PlannedRun
 from anyfleet.world import World
 
 RUNS = Path("runs")
@@ -75,16 +77,11 @@ def folder_for(out: Path | None, name: str) -> Path:
 
 
 def record(
-    prepared: Prepared,
-    recording: Recording,
-    *,
-    screen: Console,
-    name: str,
-    state: State | None = None,
+    prepared: Prepared, recording: Recording, *, name: str, state: State | None = None
 ) -> tuple[RoundRecord, ...]:
-    """Play an experiment into a folder, from its beginning or from a state."""
+    """Play an experiment into a folder, from its beginning or from a state; show its progress."""
     done = state.record.round_index + 1 if state else 0
-    with progress(screen, name, prepared.experiment.rounds, done) as shown, recording:
+    with progress(errors(), name, prepared.experiment.rounds, done) as shown, recording:
         for result in prepared.play(state):
             recording.append(result)
             shown(result.record)
@@ -92,32 +89,36 @@ def record(
 
 
 def record_as_json(run: "Run", out: TextIO) -> None:
-    """Play a run into its folder; write a line of JSON for every round, and one for the result."""
-    folder, rounds = run.recording.folder, run.prepared.experiment.rounds
-    put_line(out, "begun", run=run.name, folder=str(folder), planned=rounds)
+    """Play a run into its folder; write lines of JSON as a study of this single run does."""
+    folder, experiment = run.recording.folder, run.prepared.experiment
+    planned = PlannedRun(run.name, experiment.seed, experiment.rounds, folder)
+    put_event(out, Begun(planned, len(run.recording.records)), folder=str(folder))
     last = time.monotonic()
     try:
         with redirect_stdout(sys.stderr), run.recording:
             for result in run.prepared.play(run.state):
                 run.recording.append(result)
-                told, now = result.record, time.monotonic()
-                put_line(
-                    out,
-                    "round",
-                    run=run.name,
-                    round=told.round_index + 1,
-                    planned=rounds,
-                    metric=told.metric,
-                    score=told.score,
-                    time=told.time,
-                    seconds=now - last,
-                )
-                last = now
+                before, last = last, time.monotonic()
+                told = result.record
+                scored = (told.metric, told.score, told.time)
+                put_event(out, Advanced(planned, told.round_index + 1, *scored, last - before))
     except KeyboardInterrupt as stop:
-        put_line(out, "run", run=run.name, ended="stopped", told=resumption(folder, run.allow))
+        put_event(out, Ended(planned, "stopped", f"to go on: {resumption(folder, run.allow)}"))
+        put_result(out, folder, None)
         raise typer.Exit(exit_code(stop)) from stop
-    found = summarise(run.recording.records)
-    put_line(out, "result", run=run.name, folder=str(folder), results=found)
+    except Exception as error:
+        put_event(out, Ended(planned, "failed", f"{type(error).__name__}: {error}"))
+        put_result(out, folder, None)
+        raise
+    put_event(out, Ended(planned, "finished"))
+    put_result(out, folder, run.recording.records)
+
+
+def put_result(out: TextIO, folder: Path, records: Sequence[RoundRecord] | None) -> None:
+    """Write the last line of JSON of a single run; without records it is not finished."""
+    results = None if records is None else summarise(records)
+    finished = 0 if records is None else 1
+    put_line(out, "result", folder=str(folder), finished=finished, planned=1, results=results)
 
 
 def picture(
@@ -189,7 +190,7 @@ def perform(run: Run, screen: Console) -> None:
     """Play a run into its folder, and show what came out."""
     folder, experiment = run.recording.folder, run.prepared.experiment
     try:
-        records = record(run.prepared, run.recording, screen=screen, name=run.name, state=run.state)
+        records = record(run.prepared, run.recording, name=run.name, state=run.state)
     except KeyboardInterrupt as stop:
         done, planned = len(read_rounds(folder)), experiment.rounds
         show(screen, f"Stopped after {done} of {planned} rounds. Everything so far is in {folder}.")
@@ -218,13 +219,13 @@ def resume_run(folder: Path, terms: Terms, *, every: int | None, json: bool = Fa
     if finished(folder, terms):
         show(screen, f"{folder} has all of its rounds. For more, say how many: --rounds N")
         if json:
-            found = summarise(read_rounds(folder))
-            name = folder.resolve().name
-            put_line(sys.stdout, "result", run=name, folder=str(folder), results=found)
+            put_result(sys.stdout, folder, read_rounds(folder))
         return
     run = reopen(folder, terms)
     for remark in run.remarks:
         show(screen, remark)
+        if json:
+            put_event(sys.stdout, Noted(remark))
     prepared = prepare(run.experiment, run.task, world=run.world, resume=run.past.state)
     name = folder.resolve().name
     show(screen, f"{name}: {prepared.execution}")

@@ -92,25 +92,27 @@ class Pace:
 @contextmanager
 def progress(screen: Console, name: str, rounds: int, done: int = 0) -> Iterator[Show]:
     """Yield what shows each round: one live line on a terminal, some plain lines elsewhere."""
+    pace, began = Pace(), time.monotonic()
+
+    def status(record: RoundRecord) -> str:
+        pace.rounds, pace.seconds = pace.rounds + 1, time.monotonic() - began
+        return f"{_status(record)}, {pace.told(rounds - record.round_index - 1)}"
+
     if not screen.is_terminal:
         every = max(1, rounds // _PLAIN_LINES)
 
         def line(record: RoundRecord) -> None:
-            if record.round_index % every == 0 or record.round_index + 1 == rounds:
-                screen.print(f"{name}: round {record.round_index + 1}/{rounds}, {_status(record)}")
+            told, number = status(record), record.round_index + 1
+            if record.round_index % every == 0 or number == rounds:
+                show(screen, f"{name}: round {number}/{rounds}, {told}")
 
         yield line
         return
     with _live(screen) as bar:
         task = bar.add_task(name, total=rounds, completed=done, status="")
-        pace, last = Pace(), [time.monotonic()]
 
         def advance(record: RoundRecord) -> None:
-            pace.rounds, pace.seconds = pace.rounds + 1, pace.seconds + time.monotonic() - last[0]
-            last[0] = time.monotonic()
-            left = rounds - record.round_index - 1
-            told = f"{_scored(record.metric, record.score)}, {pace.told(left)}"
-            bar.update(task, completed=record.round_index + 1, status=told)
+            bar.update(task, completed=record.round_index + 1, status=status(record))
 
         yield advance
 
@@ -238,12 +240,12 @@ def put_line(out: TextIO, event: str, **values: object) -> None:
     out.flush()
 
 
-def put_event(out: TextIO, event: Event) -> None:
-    """Write an event of a study as a line of JSON."""
+def put_event(out: TextIO, event: Event, **more: object) -> None:
+    """Write an event of a study, or of a single run, as a line of JSON, with `more` values."""
     if isinstance(event, Noted):
-        put_line(out, "note", text=event.text)
+        put_line(out, "note", text=event.text, **more)
         return
-    values: dict[str, object] = {"run": event.run.name, "seed": event.run.seed}
+    values: dict[str, object] = {"run": event.run.name, "seed": event.run.seed, **more}
     if isinstance(event, Begun):
         put_line(out, "begun", **values, rounds=event.rounds, planned=event.run.rounds)
     elif isinstance(event, Advanced):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import typer
 
 from anyfleet.analysis.comparison import Goal
-from anyfleet.cli.compare import compare_files, split, study_folder
+from anyfleet.cli.compare import show_study, split, study_folder
 from anyfleet.cli.run import Means
 from anyfleet.cli.study import Manner, opened, show_comparison
 from anyfleet.study import Setting, Sources, Study, cells_of, settings_of
@@ -15,11 +15,17 @@ _SEEDS = 3  # unless somebody says how many, or which
 
 
 def sweep_files(
-    words: Sequence[str], *, seeds: int | None, means: Means, goal: Goal, manner: Manner
+    words: Sequence[str],
+    *,
+    seeds: int | None,
+    means: Means,
+    goal: Goal,
+    manner: Manner,
+    given: Sequence[str] = (),
 ) -> None:
     """Run every file with every combination of the values in `key=[…]`, and compare."""
-    if study_folder(words) is not None:
-        compare_files(words, seeds=_SEEDS, means=means, goal=goal, manner=manner)
+    if (folder := study_folder(words)) is not None:
+        show_study(folder, given=given, goal=goal, manner=manner)
         return
     files, changes = split(words)
     overrides, settings = settings_of(changes)

@@ -238,7 +238,12 @@ def shape(data: Mapping[str, Any]) -> str:
 
 
 def _without_numbers(value: Any) -> Any:
-    """Return plain data without its fractions; those in lists stay: widths decide shapes."""
+    """Return plain data without its numbers; those in lists stay: widths decide shapes.
+
+    Numbers that keep runs apart all the same, such as the size of a batch, are seen by whoever
+    trains them.
+    """
     if isinstance(value, Mapping):
         return {key: _without_numbers(item) for key, item in value.items()}
-    return "a number" if isinstance(value, float) else value
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return "a number" if number else value

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from anyfleet import config
 from anyfleet.errors import ConfigError, Problem
@@ -38,14 +39,16 @@ def cells_of(sources: Sources) -> dict[str, Cell]:
     found: dict[str, Cell] = {}
     problems: dict[str, Problem] = {}
     for stem, file in _named(sources.files).items():
-        for label, changes in _combinations(sources.settings):
-            name = ", ".join((stem, *label))
+        for label, changes in combinations(sources.settings):
+            whole = ", ".join((stem, *label))
+            name = next(each for each in numbered(whole) if each not in found)
             try:
                 found[name] = _cell(file, changes, sources)
             except ConfigError as error:
                 told = [_explained(each, sources.settings) for each in error.problems]
                 for each in told:
-                    wrong = Problem(f"{file}: {each.path}", each.message)
+                    named = each.path.partition(":")[0] == str(file)  # already
+                    wrong = each if named else Problem(f"{file}: {each.path}", each.message)
                     problems[str(wrong)] = wrong
     if problems:
         raise ConfigError([*problems.values()])
@@ -69,6 +72,8 @@ def _cell(file: Path, changes: tuple[str, ...], sources: Sources) -> Cell:
 
 def _explained(problem: Problem, settings: Collection[Setting]) -> Problem:
     """Return a problem of a value that a sweep tries, with how lists are read there."""
+    if problem.message.startswith("unknown key"):
+        return problem
     for setting in settings:
         if problem.path == setting.key or problem.path.startswith(f"{setting.key}."):
             told = (
@@ -87,23 +92,29 @@ def _named(files: Sequence[Path]) -> dict[str, Path]:
     return found
 
 
-def _combinations(
+def combinations(
     settings: tuple[Setting, ...],
 ) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Return all combinations of values, each as labels ("lr=0.1") and as overrides."""
     short = short_keys([setting.key for setting in settings])
     found: list[tuple[tuple[str, ...], tuple[str, ...]]] = [((), ())]
     for setting in settings:
+        told = _labels(setting.values)
         found = [
-            ((*labels, f"{short[setting.key]}={_plain(value)}"), (*all_, f"{setting.key}={value}"))
+            ((*labels, f"{short[setting.key]}={label}"), (*all_, f"{setting.key}={value}"))
             for labels, all_ in found
-            for value in setting.values
+            for label, value in zip(told, setting.values, strict=True)
         ]
     return found
 
 
+def _labels(values: Sequence[str]) -> Sequence[str]:
+    """Return values of TOML as labels: texts lose their quotation marks if that is clear."""
+    plain = [_plain(value) for value in values]
+    return plain if len(set(plain)) == len(plain) else values
+
+
 def _plain(value: str) -> str:
-    """Return a value of TOML as a label has it: a text without its quotation marks."""
     quoted = len(value) > 1 and value[0] == value[-1] == '"' and "\\" not in value
     return value[1:-1] if quoted else value
 
@@ -136,7 +147,8 @@ def settings_of(words: Collection[str]) -> tuple[list[str], list[Setting]]:
             overrides.append(word)
             continue
         try:
-            values = tuple(map(config.toml_value, config.override({}, [f"value={text}"])["value"]))
+            listed = config.override({}, [f"value={text}"])["value"]
+            values = tuple(map(config.toml_value, listed))
         except ConfigError as error:
             problems += [Problem(key, each.message) for each in error.problems]
             continue
@@ -145,7 +157,7 @@ def settings_of(words: Collection[str]) -> tuple[list[str], list[Setting]]:
             continue
         if not values:
             problems.append(Problem(key, "the list has no values to try."))
-        elif len(set(values)) < len(values):
+        elif len({config.toml_value(_as_fraction(each)) for each in listed}) < len(values):
             problems.append(Problem(key, "the list has a value twice; keep one of them."))
         elif key in [setting.key for setting in found]:
             problems.append(Problem(key, "is given twice; keep one list."))
@@ -154,3 +166,12 @@ def settings_of(words: Collection[str]) -> tuple[list[str], list[Setting]]:
     if problems:
         raise ConfigError(problems)
     return overrides, found
+
+
+def _as_fraction(value: Any) -> Any:
+    """Return plain data whose numbers are all fractions: 1 and 1.0 are one value to try."""
+    if isinstance(value, list):
+        return [_as_fraction(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _as_fraction(each) for key, each in value.items()}
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

@@ -184,7 +184,10 @@ def differences(there: Study, asked: Study) -> Iterator[str]:
             continue
         other = there.cells[name]
         if other.seeds != cell.seeds:
-            yield f"{name}: seeds {_listed(other.seeds)} there, {_listed(cell.seeds)} asked for"
+            yield (
+                f"{name}: seeds {_listed(other.seeds)} there, {_listed(cell.seeds)} asked for; "
+                "seeds cannot be added to a study yet: choose another folder"
+            )
         before, now = dict(_flat(other.data())), dict(_flat(cell.data()))
         for path in dict.fromkeys((*before, *now)):
             if path != "seed" and before.get(path) != now.get(path):

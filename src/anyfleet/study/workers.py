@@ -194,6 +194,7 @@ def _work(pipe: Connection) -> None:
     """Play runs as they come, until no more come."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.dup2(2, 1)  # what a user's part prints does not belong to the tables
     with suppress(KeyboardInterrupt, EOFError, OSError), warnings.catch_warnings():
         warnings.showwarning = _forwarded(pipe)
@@ -205,6 +206,17 @@ def _work(pipe: Connection) -> None:
         while True:
             run: PlannedRun = pipe.recv()
             _play(player, run, pipe)
+
+
+def _end_with_parent() -> None:
+    """Wait until the process that started this one is dead, and end: others need its run.
+
+    Nothing is closed: a run survives that, as it survives SIGKILL.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # this one is spawned
+    wait([parent.sentinel])
+    os._exit(1)
 
 
 def _play(player: Player, run: PlannedRun, pipe: Connection) -> None:
