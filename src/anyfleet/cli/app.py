@@ -247,7 +247,7 @@ def front(
 
 @app.command()
 def demo(
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of every method.")] = 7,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of every method.")] = 6,
     seed: Annotated[int, typer.Option(help="Seed of data, fleet, cohorts and training.")] = 0,
     references: Annotated[
         bool, typer.Option("--references", help="Also train alone, and with all data in one place.")
@@ -261,7 +261,7 @@ def demo(
 ) -> None:
     """Train twenty unequal devices with six methods, from FedAvg to AnycostFL, and compare.
 
-    Takes less than half a minute; with --references a minute or two more.
+    Takes about a quarter of a minute; with --references a minute or two more.
     """
     with importing():
         from anyfleet.cli.demo import demonstrate

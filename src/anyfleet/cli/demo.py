@@ -1,4 +1,4 @@
-"""`anyfleet demo`: a comparison of methods that takes less than half a minute."""
+"""`anyfleet demo`: a comparison of methods that takes about a quarter of a minute."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ FLEET = levels(speeds=(2e9, 1e9, 5e8, 2.5e8))
 EIGHTHS = tuple(count / 8 for count in range(8, 0, -1))
 # About as long as a round of HeteroFL: some devices have no time for the whole model.
 SECONDS = 0.45
-# Half of the data, so that six methods take less than half a minute.
+# Half of the data, so that six methods take about a quarter of a minute.
 TASK = Embedded(devices=20, limit=6000, partition=Dirichlet(0.5))
 SGD: Training = {"lr": 0.05, "momentum": 0.9}
 AUTOMATIC = Settings()

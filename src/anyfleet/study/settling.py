@@ -7,7 +7,7 @@ from anyfleet.analysis.metric import main_metric
 from anyfleet.core.objectives import Task
 from anyfleet.errors import ConfigError, Problem
 from anyfleet.experiment import assemble, prospect, warn_of_excess
-from anyfleet.runtime.simulated.engine_choice import choose, without_workers
+from anyfleet.runtime.simulated.engine_choice import SIDE_BY_SIDE, choose, without_workers
 from anyfleet.runtime.simulated.execution import execution_of
 from anyfleet.study.plan import Cell, PlannedRun, Study
 from anyfleet.study.playing import Built
@@ -81,8 +81,11 @@ def _carried_out(
     ]
     # The cores are for runs: whether these are few or many at a time must not change results.
     several = sum(len(cell.seeds) for cell in cells.values()) > 1
-    engines = without_workers() if several else None
-    chosen, why = choose(prospects, engines=engines) if prospects else (None, "")
+    chosen, why = None, ""
+    if prospects and several:
+        chosen, why = choose(prospects, engines=without_workers(), equal=SIDE_BY_SIDE)
+    elif prospects:
+        chosen, why = choose(prospects)
     found: dict[str, Cell] = {}
     told: dict[str, str] = {}
     for name, cell in cells.items():

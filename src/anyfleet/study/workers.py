@@ -7,11 +7,13 @@ reports what happens through a pipe. One that dies takes only its run with it, w
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import cycle
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -39,10 +41,10 @@ class _Worker:
     run: PlannedRun | None = None
     task: str = ""
 
-    def brief(self, folder: Path, terms: Terms) -> None:
-        """Send what belongs to all runs."""
+    def brief(self, folder: Path, terms: Terms, cores: Sequence[int]) -> None:
+        """Send what belongs to all runs, and the cores that are this process's own."""
         with suppress(OSError):  # it is dead, which is noticed when nothing comes of it
-            self.pipe.send((str(folder), terms))
+            self.pipe.send((str(folder), terms, cores))
 
 
 Crew = list[_Worker]  # processes that have no run yet
@@ -80,11 +82,12 @@ def play_parallel(
     is closed or can be resumed.
     """
     left, workers, spare = list(runs), list[_Worker](), [] if crew is None else crew
+    shares = cycle(_shares(jobs))
     try:
         while left or any(worker.run for worker in workers):
             while left and len(workers) < jobs:
                 workers.append(spare.pop() if spare else _start())
-                workers[-1].brief(folder, terms)
+                workers[-1].brief(folder, terms, next(shares))
                 _hand(workers[-1], left)
             for worker in _ready(workers):
                 event = _received(worker)
@@ -105,6 +108,12 @@ def play_parallel(
                         _dismiss(worker)
     finally:
         _stop(workers)
+
+
+def _shares(jobs: int) -> list[list[int]]:
+    """Return the cores of each of so many processes; none where there are too few, or unknown."""
+    known = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return [known[place::jobs] for place in range(jobs)]
 
 
 def _start() -> _Worker:
@@ -199,13 +208,18 @@ def _work(pipe: Connection) -> None:
     with suppress(KeyboardInterrupt, EOFError, OSError), warnings.catch_warnings():
         warnings.showwarning = _forwarded(pipe)
         pipe.send(READY)
-        folder, terms = pipe.recv()
+        folder, terms, own = pipe.recv()
+        if own:  # so that the threads of an evaluation do not take another run's core
+            os.sched_setaffinity(0, own)
         study = state_file.read(Path(folder), terms.allow)
         torch.set_num_threads(study.threads)
         player = Player(Path(folder), study, terms)
         while True:
             run: PlannedRun = pipe.recv()
             _play(player, run, pipe)
+    # All runs are closed: taking apart what was imported would take as long as importing it.
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _end_with_parent() -> None:
