@@ -26,6 +26,7 @@ from anyfleet.papers import bibliography, papers_of
 from anyfleet.parts.norm import PerWidth
 from anyfleet.store import Recording, claim, describe, fresh, read_ledger, read_rounds
 from anyfleet.store.disk import Log
+from anyfleet.store.recording import undisturbed
 from anyfleet.tasks import zoo
 from anyfleet.world import levels
 
@@ -263,3 +264,20 @@ def test_the_config_of_a_folder_gives_the_same_experiment(
     assert source.data["evaluate_every"] == "auto"
     assert source.data["fleet"]["counting"] == "flops"
     assert source.data["fleet"]["groups"][0]["mortality"] == 0.0
+
+
+def raise_all(numbers: Iterable[signal.Signals]) -> None:
+    for number in numbers:
+        signal.raise_signal(number)
+
+
+def test_a_signal_that_is_ignored_hides_no_other() -> None:
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), undisturbed():
+            raise_all(before)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

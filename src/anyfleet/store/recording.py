@@ -120,7 +120,7 @@ class Recording:
         """
         if self._every != 0:
             self._check_states(result)
-        with _undisturbed():
+        with undisturbed():
             self._write_down(result)
             self._marks = {name: log.mark for name, log in self._logs.items()}
             self._state, self._aliases = result.state, result.aliases
@@ -173,7 +173,7 @@ class Recording:
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
         ended = "finished" if kind is None else "failed"
-        with self._released(), _undisturbed(), self._explained():
+        with self._released(), undisturbed(), self._explained():
             try:
                 stopped = kind is not None and issubclass(kind, KeyboardInterrupt)
                 self._close("interrupted" if stopped else ended)
@@ -261,13 +261,15 @@ class Recording:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """Hold back Ctrl-C and SIGTERM until the block ends; only the main thread gets them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     caught: list[tuple[int, FrameType | None]] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    # One that is ignored stays so: held back, it would hide another that comes after it.
+    heard = (signal.SIGINT, signal.SIGTERM)
+    numbers = [each for each in heard if signal.getsignal(each) is not signal.SIG_IGN]
     before = {each: signal.signal(each, lambda *event: caught.append(event)) for each in numbers}
     try:
         yield
