@@ -115,7 +115,7 @@ def _say(text: str) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Write, or compare if two folders that exist are given; return the exit code."""
     paths = [Path(each) for each in arguments]
-    if not paths:
+    if not paths or any(each.startswith("-") for each in arguments):
         _say(__doc__ or "")
         return 2
     if len(paths) == 2 and all(path.is_dir() for path in paths):

@@ -7,8 +7,8 @@ alone, but for the last bits, which depend on who is stacked.
 
 Runs take turns in the order given, so that nothing depends on chance. Each goes on until it has
 something to train; then all that was handed over is trained, and the first run has its turn again.
-On an accelerator, the runs are divided into two meetings with a stream each: while it trains what
-one has handed over, the host plays the other.
+On an accelerator, eight runs are divided into four meetings with a stream each: while it trains
+what one has handed over, the host plays the others.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -3,8 +3,8 @@
 A graph holds all local steps of a stack, so that the host launches one thing where it launched
 thousands. What a graph reads at fixed places is copied there before each replay; the samples are
 read where they lie. Where a cohort draws what is calculated no two rounds are one graph: there each
-substep is a graph of its own, and a round replays those that it drew. The results of a graph are
-those of `local_training.train` bit for bit.
+substep is a graph of its own, never compiled, and a round replays those that it drew. The results
+of a graph are those of `local_training.train` bit for bit.
 """
 
 import gc
