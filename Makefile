@@ -4,6 +4,9 @@ VENV   ?= .venv
 JOBS   ?= 2
 COUNT  ?= 100000
 
+# Many processes import the package: they shall compile it once, wherever that is switched off.
+export PYTHONDONTWRITEBYTECODE :=
+
 BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
 

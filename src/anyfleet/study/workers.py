@@ -17,6 +17,7 @@ from itertools import cycle
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -202,7 +203,7 @@ def _stop(workers: Sequence[_Worker]) -> None:
 def _work(pipe: Connection) -> None:
     """Play runs as they come, until no more come."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _interrupt_once)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.dup2(2, 1)  # what a user's part prints does not belong to the tables
     with suppress(KeyboardInterrupt, EOFError, OSError), warnings.catch_warnings():
@@ -222,6 +223,12 @@ def _work(pipe: Connection) -> None:
     os._exit(0)
 
 
+def _interrupt_once(number: int, _frame: FrameType | None) -> None:
+    """Interrupt what is played; what closes it is not interrupted again."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def _end_with_parent() -> None:
     """Wait until the process that started this one is dead, and end: others need its run.
 
@@ -236,14 +243,16 @@ def _end_with_parent() -> None:
 def _play(player: Player, run: PlannedRun, pipe: Connection) -> None:
     events = player.play([run])
     try:
-        for event in events:
-            pipe.send(event)
+        try:
+            for event in events:
+                pipe.send(event)
+        except OSError as why:  # nobody listens any more
+            # The signal of whoever closed the pipe may be on its way: it shall not disturb stop().
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            raise KeyboardInterrupt from why
     except KeyboardInterrupt as why:
         stop(events, why)
         pipe.send(Ended(run, "stopped", "its process was told to stop"))
-        raise
-    except OSError:  # nobody listens any more
-        stop(events, KeyboardInterrupt())
         raise
 
 
