@@ -1,0 +1,1 @@
+"""Real devices, reached through Flower."""
