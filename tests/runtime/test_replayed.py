@@ -54,21 +54,10 @@ def test_a_replay_computes_the_same_model(method: Method) -> None:
     assert small.identical(found.params, expected.params)
 
 
-def test_another_order_of_arrival_gives_another_model() -> None:
-    method = METHODS["asynchronous"]
-    fleet = Observed(TASK, WORLD)
-    *_, expected = islice(run(method, TASK, fleet, 0), 2)
-    first, *rest = fleet.arrivals
-    other = [n for n in range(4) if n not in first.replies][: len(first.replies)]
-    changed = (replace_replies(first, other), *rest)
-    with pytest.raises(Differs):  # or the models differ: at the latest the next arrival does
-        *_, found = islice(run(method, TASK, replayed(changed), 0), 2)
-        assert not small.identical(found.params, expected.params)
-        raise Differs
-
-
-def replace_replies(arrived: Arrived, replies: list[int]) -> Arrived:
-    return Arrived(arrived.now, tuple(replies), arrived.failures, arrived.choices, arrived.free)
+def test_what_was_not_under_way_cannot_come_in() -> None:
+    unknown = (Arrived(1.0, replies=(7,)),)
+    with pytest.raises(Differs, match="order 7 came in"):
+        list(islice(run(PLAIN, TASK, replayed(unknown), 0), 1))
 
 
 def test_a_replay_ends_with_its_run() -> None:
