@@ -5,6 +5,7 @@ AnyfleetError
 ├── BadName             a `use` that is malformed, not allowed, or not there (also a ValueError)
 ├── BadReturn           a part returned what its slot does not allow (also a ValueError)
 ├── ConfigError         a run file or an override is wrong; holds all problems at once
+├── LinkError           a server or a device that cannot be reached, or does not answer
 ├── MissingData         a data set is not on this machine; says where to get it
 ├── Refusal             values that a part cannot take, all at once (also a ValueError)
 │   ├── BadCall             a call with unknown names or unfit values (also a TypeError)
@@ -35,6 +36,7 @@ __all__ = [
     "BadReturn",
     "CompositionError",
     "ConfigError",
+    "LinkError",
     "MissingData",
     "Problem",
     "ProgramError",
@@ -103,6 +105,10 @@ def refuse(complaints: Iterable[str]) -> None:
 
 class StoreError(AnyfleetError):
     """A run folder that cannot be written, read or resumed; says what, where and what to do."""
+
+
+class LinkError(AnyfleetError):
+    """A server or a device that cannot be reached, or does not answer; says what to do."""
 
 
 class MissingData(AnyfleetError):
