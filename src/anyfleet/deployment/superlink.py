@@ -29,7 +29,7 @@ from anyfleet.store.disk import DiskError, Lock, opened, told, write
 HOST = "127.0.0.1"
 _START = 60.0  # seconds until it answers; it imports a lot
 _ATTEMPTS = 3  # to start it in the first place
-_STOP = 5.0  # seconds to end by itself
+_STOP = 3.0  # seconds to end by itself
 _LOOK = 0.1  # seconds between two looks
 _WAITS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # seconds before a start, by starts that failed in a row
 _STEADY = 60.0  # seconds after which a start counts as a success
