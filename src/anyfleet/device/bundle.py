@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import torch
@@ -66,7 +66,7 @@ class Bundle:
         for name, tensor in sorted(_tensors(self).items()):
             head = [name, str(tensor.dtype), list(tensor.shape)]
             found.update(msgspec.json.encode(head))
-            found.update(tensor.reshape(-1).view(torch.uint8).numpy())
+            found.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
         return found.hexdigest()
 
 
@@ -82,7 +82,7 @@ class _Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def bundle_of(task: Task, allow: Collection[str] = ()) -> Bundle:
     """Return the bundle of a task; raise ConfigError for functions that no device could find."""
-    functions = Functions(task.loss, task.metrics, task.augment)
+    functions = Functions(task.loss, task.metrics, cast("Augment | None", task.augment))
     _loaded(_named(functions), allow)
     return Bundle(
         blueprint=task.blueprint,
@@ -148,7 +148,8 @@ def _read(folder: Path) -> tuple[_Description, Blueprint, dict[str, Tensor]]:
         return (
             msgspec.json.decode(described, type=_Description),
             Blueprint.from_bytes(blueprint),
-            load(tensors),
+            # In torch's own memory, which is aligned: other memory could give other bits.
+            {name: value.clone() for name, value in load(tensors).items()},
         )
     except FileNotFoundError as error:
         raise StoreError(f"there is no {error.filename}. {_AGAIN}") from error
