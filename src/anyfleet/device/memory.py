@@ -86,6 +86,7 @@ class Memory:
 
     def __init__(self, folder: Path, allow: Collection[str] = ()) -> None:
         self.folder, self._allow = folder, tuple(allow)
+        self._latest: tuple[int, str, float | None] = (-1, "", None)  # order, run, and its loss
         with disk.told(folder):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder.chmod(0o700)
@@ -115,6 +116,18 @@ class Memory:
             raise _damaged(file)
         return Past(state, moment.loss)
 
+    def last_loss(self, run: str = "") -> float | None:
+        """Return the loss of the last reply in a run; None before the first."""
+        known = self.orders()
+        if not known:
+            return None
+        if self._latest[0] != known[-1]:
+            moment = self._read(self._after(known[-1]), _Moment)
+            self._latest = (
+                (-1, "", None) if moment is None else (known[-1], moment.run, moment.loss)
+            )
+        return self._latest[2] if self._latest[1] == run else None
+
     def keep(self, order: int, past: Past, run: str = "") -> None:
         """Write what the device has after an order; what it had after later ones is forgotten."""
         document, tensors = encode(past.state, {}), BytesIO()
@@ -122,6 +135,7 @@ class Memory:
         root = msgspec.json.encode(document.root)
         moment = _Moment(run=run, loss=past.loss, state=root, tensors=tensors.getvalue())
         self._write(self._after(order), moment)
+        self._latest = order, run, past.loss
         known = self.orders()
         later = [number for number in known if number > order]
         for number in (*later, *known[: max(0, len(known) - len(later) - MOST_STATES)]):
