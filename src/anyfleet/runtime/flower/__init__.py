@@ -1,3 +1,1 @@
-"""Real devices over Flower: the runtime of a fleet, the link of a device, and their keys."""
-
-__all__: list[str] = []
+"""Real devices over Flower: both ends of the link between a server and its devices."""
