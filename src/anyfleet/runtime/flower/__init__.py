@@ -1,1 +1,1 @@
-"""Real devices, reached through Flower."""
+"""Real devices over Flower: both ends of the link between a server and its devices."""
