@@ -37,7 +37,9 @@ class Arrived(msgspec.Struct, frozen=True):
     def of(cls, events: Events, now: float) -> "Arrived":
         """Return what came in, without what it was."""
         replies, failures, choices = events.replies, events.failures, events.choices
-        failed = () if failures is None else zip(failures.order.tolist(), failures.reason)
+        failed = (
+            () if failures is None else zip(failures.order.tolist(), failures.reason, strict=True)
+        )
         return cls(
             now,
             () if replies is None else tuple(replies.order.tolist()),
