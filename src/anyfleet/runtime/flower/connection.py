@@ -276,7 +276,7 @@ class Connection:
 def _write(file: Path, data: bytes) -> None:
     """Replace a file that only its owner may read, so that a crash leaves the old or the new."""
     draft = file.with_name(file.name + ".new")
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())

@@ -74,15 +74,16 @@ def pack(letter: Letter, heading: Heading) -> Packed:
         flower_api.make_object({"number": number, "of": of, "bytes": piece})
         for number, piece in enumerate(() if short else cut_pieces(letter.data))
     ]
+    names = [name for name, _ in pieces]
     note = {
         "kind": letter.kind,
         "about": {name: _to_json(value) for name, value in letter.about.items()},
-        "pieces": [name for name, _ in pieces],
+        "pieces": names,
         "data": _to_json(letter.data if short else b""),
         # Whoever knows a message's id may reply to it: no device can guess the id of another's.
         "key": "" if of else secrets.token_hex(16),
     }
-    sealed = flower_api.seal(heading._replace(note=json.dumps(note)), note["pieces"])
+    sealed = flower_api.seal(heading._replace(note=json.dumps(note)), names)
     return Packed(sealed, ((sealed.id, sealed.root), *pieces))
 
 

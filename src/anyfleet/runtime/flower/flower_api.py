@@ -1,8 +1,8 @@
 """Every import of Flower, and its protocol as plain calls.
 
-Flower's internals are used, which change with every version: one version is pinned, no other module
-imports `flwr`, and a contract test compares all that is used here with what is installed. Calls
-raise subclasses of LinkError, whatever Flower or its HTTP client raise. Nothing is tried twice here.
+Flower's internals are used, which change with every version: one version is pinned, no other
+module imports `flwr`, and a contract test compares all that is used here with what is installed.
+Calls raise LinkError or a subclass, whatever Flower or its HTTP client raise. None is repeated here.
 """
 
 import hashlib
@@ -209,7 +209,7 @@ clientapp = "anyfleet:none"
     return Fab(hash_str=hashlib.sha256(content).hexdigest(), content=content)
 
 
-# --- the protocol -----------------------------------------------------------------------------------
+# --- the protocol ---------------------------------------------------------------------------------
 
 
 class _VersionHeaders:
@@ -230,7 +230,7 @@ def _calling(address: str, refused: type[LinkError]) -> Iterator[None]:
     try:
         yield
     except httpx.TransportError as error:
-        raise LinkDown(f"{address} cannot be reached: {error or type(error).__name__}") from error
+        raise LinkDown(f"{address} cannot be reached: {str(error) or type(error).__name__}") from error
     except httpx.HTTPStatusError as error:
         raise _status_error(address, error.response, refused) from error
     except ValueError as error:
@@ -535,7 +535,7 @@ SERVER_NODE = int(SUPERLINK_NODE_ID)
 
 
 def claim_run(address: str, *, ca: bytes, secret: bytes) -> RuntimeApi | None:
-    """Claim the oldest run that waits for a server, with the executor's secret; None: none waits."""
+    """Claim the oldest run that waits for a server; return None if none waits."""
     signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE})
     client = RuntimeHttpClient(
         f"https://{address}",
