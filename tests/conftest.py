@@ -1,14 +1,20 @@
 """Settings that every test shares."""
 
 import os
+import tempfile
+from pathlib import Path
 
 import torch
 from hypothesis import HealthCheck, settings
 
 # Whatever the settings of whoever runs the tests allow, nothing is allowed here.
 os.environ["ANYFLEET_SETTINGS"] = ""
-# Nor does what was measured on their machine choose an engine.
-os.environ["ANYFLEET_CACHE"] = ""
+# A cache of their own, so that equal networks are traced once; the test processes share it.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _CACHE = tempfile.TemporaryDirectory(prefix="anyfleet-tests-")
+    os.environ["ANYFLEET_CACHE"] = _CACHE.name
+    # No folder can be here: what one test measured chooses no engine of another.
+    Path(_CACHE.name, "engines").touch()
 # Nor does the width of their terminal change the tables that tests read.
 os.environ.pop("COLUMNS", None)
 
