@@ -73,9 +73,11 @@ def test_init_refuses_before_it_writes(made: tuple[Path, str], tmp_path: Path) -
     new = tmp_path / "new"
     assert "HOST:PORT" in refused("init", new, file, "--address", "localhost")
     bad = tmp_path / "bad.toml"
-    bad.write_text(RUN_FILE.replace("hidden = [8]", "hidden = [0]"))
-    assert refused("init", new, bad, "--address", "localhost:9443")
-    assert not new.exists()
+    # The first is found as the file is read, the second as its data are divided.
+    for before, after in (("lr = 0.1", "lr = -1"), ("devices = 4", "devices = 4000")):
+        bad.write_text(RUN_FILE.replace(before, after))
+        assert "problem" in refused("init", new, bad, "--address", "localhost:9443")
+        assert not new.exists()
 
 
 def test_devices_come_and_go(made: tuple[Path, str], tmp_path: Path) -> None:

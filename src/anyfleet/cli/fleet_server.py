@@ -84,8 +84,7 @@ def list_devices(path: Path, *, as_json: bool) -> None:
     for head in ("name", "fingerprint", "enrolled at", "state"):
         table.add_column(head, overflow="fold")
     for each in members:
-        state = f"{each.state} {each.revoked}".strip()
-        table.add_row(str(each.number), each.name, each.fingerprint, each.enrolled, state)
+        table.add_row(str(each.number), each.name, each.fingerprint, each.enrolled, each.state)
     screen.print(table)
 
 
