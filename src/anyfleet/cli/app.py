@@ -566,7 +566,7 @@ def add(
         ),
     ] = None,
 ) -> None:
-    """Enrol a device in a real fleet by its public key, also while the fleet is served.
+    """Add a device to a real fleet by its public key, also while the fleet is served.
 
     NAME is a name for the device. Its public key is in device.pub, which `anyfleet device join`
     makes there.
@@ -603,7 +603,7 @@ def list_(
 
 @fleet.command()
 def renew(folder: FleetDir, *, days: Days = 825) -> None:
-    """Renew the certificate of a real fleet's server; devices need not be told."""
+    """Replace the certificate of a real fleet's server; devices need not be told."""
     with importing():
         from anyfleet.cli.fleet_server import renew_server
 

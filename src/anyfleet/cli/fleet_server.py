@@ -45,7 +45,7 @@ def init_fleet(path: Path, file: Path, *, address: str, days: int, allow: Sequen
 
 
 def add_device(path: Path, name: str, key: Path | None) -> None:
-    """Enrol a device by the public key in a file or, without one, on the standard input."""
+    """Add a device by the public key in a file or, without one, on the standard input."""
     folder = open_fleet(path)
     member = enrol(folder.roster, name, _key_text(key))
     show(console(), f"{name} is device {member.number}. Its key: {member.fingerprint}")
@@ -101,7 +101,7 @@ def _row(member: Member) -> dict[str, object]:
 
 
 def renew_server(path: Path, *, days: int) -> None:
-    """Renew the server's certificate."""
+    """Replace the server's certificate."""
     renew_certificate(open_fleet(path), days=days)
     show(console(), "The certificate is renewed. A server that runs uses it when it starts again.")
 

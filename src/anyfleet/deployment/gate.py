@@ -138,7 +138,7 @@ class Gate:
         return self
 
     def close(self) -> None:
-        """End it; requests under way have two seconds."""
+        """Close it; requests under way have two seconds."""
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join()

@@ -100,7 +100,7 @@ class SuperLink:
         return self._answers.wait(seconds)
 
     def close(self) -> None:
-        """End it, and let others serve the fleet."""
+        """Close it, and let others serve the fleet."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -193,7 +193,7 @@ def find_program() -> str:
 
 
 def end_orphan(folder: FleetFolder) -> bool:
-    """End a SuperLink that a killed server has left behind; return whether there was one.
+    """Close a SuperLink that a killed server has left behind; return whether there was one.
 
     Whoever calls this holds the fleet's lock, so that no living server has started it. A process
     counts only if it has the id and the moment of its start that were written down.
