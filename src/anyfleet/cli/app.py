@@ -650,7 +650,7 @@ def join(
     once: Once = False,
     json: DeviceJson = False,
 ) -> None:
-    """Join a fleet with this machine, and stay: a device that trains on its own data.
+    """Make this machine a device of a fleet that trains on its own data, and stay.
 
     DIR is a copy of the folder device/ that the server made. The key of the device is made there;
     the server must be given its public half, device.pub. The log says in four words what the device
