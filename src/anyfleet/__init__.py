@@ -68,6 +68,8 @@ __all__ = [
     "cli",
     "config",
     "core",
+    "deployment",
+    "device",
     "elastic",
     "errors",
     "experiment",

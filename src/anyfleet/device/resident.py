@@ -109,7 +109,7 @@ class Resident:
         self._readings: dict[str, float] = {}  # temperature and power, at the last report
 
     def stay(self, connect: Connect, *, once: bool = False) -> None:
-        """Take part in the fleet until the process is stopped; with `once`, until a run has ended."""
+        """Take part in the fleet until the process is stopped, or until a run has ended: `once`."""
         for file in self._memory.set_damaged_aside():
             self._log.note(
                 f"{file} was damaged, and has been set aside: the device goes on as one that has "
