@@ -43,8 +43,8 @@ def invoke(*words: str | Path) -> Any:
 def own_file(folder: Path) -> Path:
     """Write the samples of a device of the task into a file, and return it."""
     data, test = TASK.data(DEVICE), TASK.own_test(DEVICE)
-    arrays = {"x": data.x, "y": data.y, "test_x": test.x, "test_y": test.y}
-    np.savez(folder / "own.npz", **{name: each.numpy() for name, each in arrays.items()})
+    own, tested = (data.x.numpy(), data.y.numpy()), (test.x.numpy(), test.y.numpy())
+    np.savez(folder / "own.npz", x=own[0], y=own[1], test_x=tested[0], test_y=tested[1])
     return folder / "own.npz"
 
 
