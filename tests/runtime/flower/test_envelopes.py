@@ -8,6 +8,7 @@ import pytest
 from anyfleet.errors import BadMessage
 from anyfleet.runtime.flower import flower_api
 from anyfleet.runtime.flower.envelopes import (
+    JOINED_BYTES,
     PIECE_BYTES,
     SHORT_BYTES,
     Incoming,
@@ -37,14 +38,12 @@ def opened(packed: Packed, **changes: object) -> Opened:
 
 
 def test_pieces_end_where_frames_end_and_none_is_too_large() -> None:
-    columns = [b"a" * 10, b"b" * (PIECE_BYTES + 5), b"c"]
-    data = frames.join_message("r", b"header", columns)
-    pieces = list(cut_pieces(data))
-    assert b"".join(pieces) == data
+    columns = [b"a" * JOINED_BYTES, b"b" * (PIECE_BYTES + 5), b"c" * JOINED_BYTES, b"d", b"e"]
+    pieces = list(cut_pieces(frames.join_message("r", b"header", columns)))
+    starts = [frames.join_message("r", b"header", columns[:count]) for count in (0, 1, 2, 3, 5)]
+    assert [b"".join(pieces[:count]) for count in (1, 2, 4, 5, 6)] == starts
+    assert len(pieces) == 6  # header, a, b in two, c, d and e together
     assert max(map(len, pieces)) == PIECE_BYTES
-    header_and_first = frames.join_message("r", b"header", columns[:1])
-    assert b"".join(pieces[:2]) == header_and_first
-    assert len(pieces) == 5  # header, a, b in two, c
 
 
 @pytest.mark.parametrize("length", [0, 1, 100])

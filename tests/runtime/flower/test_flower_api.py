@@ -68,8 +68,10 @@ def test_every_name_exists(module: str, name: str) -> None:
         (make_message, "metadata content"),
         (
             Metadata.__init__,
-            "run_id message_id src_node_id dst_node_id reply_to_message_id group_id created_at "
-            "ttl message_type",
+            (
+                "run_id message_id src_node_id dst_node_id reply_to_message_id group_id created_at "
+                "ttl message_type"
+            ),
         ),
     ],
     ids=lambda each: getattr(each, "__qualname__", ""),
@@ -84,14 +86,18 @@ def test_signatures_have_the_parameters_that_are_used(called: object, names: str
     [
         (
             FleetHttpClient,
-            "ActivateNode DeactivateNode SendNodeHeartbeat PullMessages PushMessages PullObject "
-            "PushObject ConfirmMessageReceived close",
+            (
+                "ActivateNode DeactivateNode SendNodeHeartbeat PullMessages PushMessages "
+                "PullObject PushObject ConfirmMessageReceived close"
+            ),
         ),
         (ControlHttpClient, "StartRun StopRun ListNodes RegisterNode UnregisterNode close"),
         (
             RuntimeHttpClient,
-            "AcquireTask PullTaskInput PushTaskOutput SendTaskHeartbeat PushMessages PullMessages "
-            "PullObject PushObject ConfirmMessageReceived close",
+            (
+                "AcquireTask PullTaskInput PushTaskOutput SendTaskHeartbeat PushMessages "
+                "PullMessages PullObject PushObject ConfirmMessageReceived close"
+            ),
         ),
     ],
 )

@@ -14,14 +14,18 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from anyfleet.errors import LinkDown, LinkError, NotEnrolled, RunGone
 from anyfleet.runtime.flower.connection import Connection, Received
-from anyfleet.runtime.flower.envelopes import PIECE_BYTES, Letter
+from anyfleet.runtime.flower.envelopes import Letter
 from anyfleet.runtime.flower.hosting import Arrival, HostedRun, register_node, unregister_node
+from anyfleet.wire import frames
 from tests.helpers.cut_link import CutLink
 from tests.helpers.superlink import SuperLink, make_certificates, make_key, public_text
 
 T = TypeVar("T")
 LIMIT = 60.0  # seconds after which a test fails; nothing here takes a tenth of it
-LONG = os.urandom(4 * PIECE_BYTES + 100)  # five pieces
+COLUMN = 100_000  # bytes
+COLUMNS = [os.urandom(COLUMN) for _ in range(4)]
+LONG = frames.join_message("r", b"header", COLUMNS)  # five pieces
+TWO = frames.join_message("r", b"header", COLUMNS[:2])  # what two columns leave of it
 
 
 @pytest.fixture(scope="module")
@@ -106,13 +110,11 @@ def order(run: HostedRun, device: Device, data: bytes = b"do it") -> tuple[str, 
     return message, receive(device)
 
 
-# --- letters ------------------------------------------------------------------------------------
+# --- letters --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("data", [b"", b"short", LONG], ids=["empty", "short", "long"])
-def test_letters_go_down_and_come_back(
-    run: HostedRun, devices: list[Device], data: bytes
-) -> None:
+def test_letters_go_down_and_come_back(run: HostedRun, devices: list[Device], data: bytes) -> None:
     letter = Letter("order", data, {"round": 3, "share": 0.5, "name": "x", "bytes": b"\0"})
     messages = run.send([(device.node, letter) for device in devices])
     for number, device in enumerate(devices):
@@ -126,6 +128,15 @@ def test_letters_go_down_and_come_back(
         assert (arrival.node, arrival.whole) == (devices[number].node, True)
         assert not arrival.error
     assert run.receive(messages) == []  # each once
+
+
+def test_a_letter_of_more_than_four_megabytes_goes_through(
+    run: HostedRun, devices: list[Device]
+) -> None:
+    message, got = order(run, devices[0], data := os.urandom(9 << 19))
+    assert got.letter.data == data
+    devices[0].connection.reply(got.handle, Letter("reply", data[::-1]))
+    assert arrivals(run, [message])[0].letter.data == data[::-1]
 
 
 def test_two_orders_at_once_reach_a_device_one_after_the_other(
@@ -145,7 +156,7 @@ def test_what_many_devices_get_is_uploaded_once(
 ) -> None:
     counter = CutLink(link.address)
     with HostedRun(counter.address, ca=link.ca, secret=link.secret) as other:
-        data = os.urandom(2 * PIECE_BYTES)
+        data = os.urandom(2 * COLUMN)
         counter.heal()
         messages = other.send([(device.node, Letter("order", data)) for device in devices])
         assert len(data) < counter.crossed["up"] < 1.5 * len(data)
@@ -214,7 +225,7 @@ def test_a_server_that_another_authority_signed_is_no_server(
         Connection(link.address, ca=other, key=devices[0].key, home=tmp_path)
 
 
-# --- processes that die ----------------------------------------------------------------------------
+# --- processes that die ---------------------------------------------------------------------------
 
 
 def test_a_killed_device_is_back_at_once_and_gets_its_order_again(
@@ -260,13 +271,13 @@ def test_a_run_that_nobody_claimed_is_closed(link: SuperLink, run: HostedRun) ->
         assert not run._control.stop_run(orphan)  # it has ended already
 
 
-# --- links that fail --------------------------------------------------------------------------------
+# --- links that fail ------------------------------------------------------------------------------
 
 
 def cut_reply(run: HostedRun, device: Device) -> tuple[str, bytes]:
-    """Reply to an order over a link that fails after two of five pieces."""
+    """Reply to an order over a link that fails in the third column."""
     message, got = order(run, device)
-    device.link.heal(up=5 * PIECE_BYTES // 2)
+    device.link.heal(up=5 * COLUMN // 2)
     with pytest.raises(LinkDown):
         device.connection.reply(got.handle, Letter("reply", LONG))
     device.vanish()
@@ -284,19 +295,19 @@ def test_a_cut_reply_is_a_prefix_and_is_completed_by_a_new_process(
         part = run.so_far(message)
         assert part is not None
         assert not part.whole
-        assert part.letter.data == LONG[: 2 * PIECE_BYTES]
+        assert part.letter.data == TWO
         assert run.receive([message]) == []
     device.connect()
     device.link.heal()
     device.connection.reply(handle, Letter("reply", LONG))
-    missing = len(LONG) - 2 * PIECE_BYTES
-    assert missing < device.link.crossed["up"] < missing + PIECE_BYTES
+    missing = len(LONG) - len(TWO)
+    assert missing < device.link.crossed["up"] < missing + COLUMN // 2
     [arrival] = arrivals(run, [message])
     assert arrival.whole
     assert arrival.letter.data == LONG
     device.link.heal()
     device.connection.reply(handle, Letter("reply", LONG))  # once more: nothing is wanted
-    assert device.link.crossed["up"] < PIECE_BYTES
+    assert device.link.crossed["up"] < COLUMN
 
 
 def expire_uploads(link: SuperLink) -> None:
@@ -326,7 +337,7 @@ def test_an_upload_that_expired_after_it_was_read_stays_a_prefix(
     [arrival] = arrivals(run, [message])
     assert "expired" in arrival.error
     assert not arrival.whole
-    assert arrival.letter.data == LONG[: 2 * PIECE_BYTES]
+    assert arrival.letter.data == TWO
     device.connect().reply(handle, Letter("reply", LONG))  # nobody wants it
 
 
@@ -346,21 +357,19 @@ def test_a_reply_that_was_forgotten_is_not_wanted(run: HostedRun, devices: list[
 def test_a_cut_order_is_a_prefix(run: HostedRun, devices: list[Device]) -> None:
     device = devices[2]
     [message] = run.send([(device.node, Letter("order", LONG))])
-    device.link.heal(down=7 * PIECE_BYTES // 2)
+    device.link.heal(down=5 * COLUMN // 2)
     got = receive(device)
     assert not got.whole
-    assert got.letter.data == LONG[: 3 * PIECE_BYTES]
+    assert got.letter.data == TWO
     device.link.heal()
     device.connection.reply(got.handle, Letter("reply", b"padded"))
     assert arrivals(run, [message])[0].letter.data == b"padded"
 
 
-def test_an_order_of_which_nothing_came_comes_later(
-    run: HostedRun, devices: list[Device]
-) -> None:
+def test_an_order_of_which_nothing_came_comes_later(run: HostedRun, devices: list[Device]) -> None:
     device = devices[2]
-    [message] = run.send([(device.node, Letter("order", LONG))])
-    device.link.heal(down=PIECE_BYTES // 2)
+    [message] = run.send([(device.node, Letter("order", COLUMNS[0]))])
+    device.link.heal(down=COLUMN // 2)
     with pytest.raises(LinkDown):
         device.connection.receive()
     device.link.heal()

@@ -2,7 +2,7 @@
 
 The envelope is the outside of a Flower message. It says what kind of letter it is, what is told
 beside it, and which pieces it has. Short data stands on it too, so that a short letter has none.
-Longer data is cut into pieces where the frames of a wire message end, each an object of Flower.
+Longer data is cut into pieces where frames of a wire message end, each an object of Flower.
 Its id is a hash of its content, so a piece that many devices get reaches the SuperLink once. The
 envelope is sent first and the pieces in order: what has come in is always a prefix.
 
@@ -25,6 +25,7 @@ from anyfleet.runtime.flower.flower_api import Heading, Missing, Opened, Sealed
 Value = str | int | float | bytes
 
 PIECE_BYTES = 1 << 20  # one request each; a slow link must carry one within minutes
+JOINED_BYTES = 1 << 14  # frames that are no longer together share a piece: requests cost time
 SHORT_BYTES = 1 << 11  # data that stands on the envelope
 NOTE_BYTES = 1 << 20  # an envelope that says more is refused
 _LEAD_BYTES = 4  # of a wire message; `anyfleet.wire.frames`
@@ -48,15 +49,21 @@ class Packed(NamedTuple):
 
 def cut_pieces(data: bytes) -> Iterator[bytes]:
     """Yield data in pieces, cut where frames of a wire message end, and none too large."""
-    begin = 0
-    for end in _ends(data):
-        for start in range(begin, end, PIECE_BYTES):
-            yield data[start : min(end, start + PIECE_BYTES)]
-        begin = end
+    begin = end = 0
+    for following in _frame_ends(data):
+        if following - begin > JOINED_BYTES:
+            yield from _at_most(data[begin:end])
+            begin = end
+        end = following
+    yield from _at_most(data[begin:end])
 
 
-def _ends(data: bytes) -> Iterator[int]:
-    """Yield where pieces must end: after every frame, as far as these bytes have frames."""
+def _at_most(data: bytes) -> Iterator[bytes]:
+    return (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
+
+
+def _frame_ends(data: bytes) -> Iterator[int]:
+    """Yield where frames end, as far as these bytes have any, and at last where the data ends."""
     at = _LEAD_BYTES
     while data[:2] == b"AF" and at + FRAME_BYTES <= len(data):
         at += FRAME_BYTES + int.from_bytes(data[at : at + 4], "little")
@@ -153,7 +160,7 @@ class Incoming:
         return Letter(self._envelope.kind, b"".join(self._found), self._envelope.about)
 
     def fetch(self, pull: Callable[[str], bytes | Missing]) -> Missing | None:
-        """Pull pieces until one is missing, and return why; None: all are there.
+        """Take pieces until one is missing, and return why; None: all are there.
 
         Raises BadMessage for a piece that is none of this letter, or for too many bytes.
         """

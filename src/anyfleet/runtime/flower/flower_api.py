@@ -2,7 +2,7 @@
 
 Flower's internals are used, which change with every version: one version is pinned, no other
 module imports `flwr`, and a contract test compares all that is used here with what is installed.
-Calls raise LinkError or a subclass, whatever Flower or its HTTP client raise. None is repeated here.
+Calls raise LinkError or a subclass, whatever Flower or its HTTP client raise; none is repeated.
 """
 
 import hashlib
@@ -230,7 +230,9 @@ def _calling(address: str, refused: type[LinkError]) -> Iterator[None]:
     try:
         yield
     except httpx.TransportError as error:
-        raise LinkDown(f"{address} cannot be reached: {str(error) or type(error).__name__}") from error
+        raise LinkDown(
+            f"{address} cannot be reached: {str(error) or type(error).__name__}"
+        ) from error
     except httpx.HTTPStatusError as error:
         raise _status_error(address, error.response, refused) from error
     except ValueError as error:
@@ -411,7 +413,7 @@ class ControlApi:
         return run
 
     def stop_run(self, run: int) -> bool:
-        """End a run and remove its messages; False: it was not running."""
+        """Cancel a run and remove its messages; return whether it was running."""
         try:
             with _calling(self._address, LinkError):
                 return bool(self._client.StopRun(StopRunRequest(run_id=run)).success)
@@ -431,7 +433,7 @@ class ControlApi:
         ]
 
     def register(self, key: bytes, name: str) -> int:
-        """Enrol a public key (PEM) and return the id of its node."""
+        """Add a public key (PEM) to those enrolled, and return the id of its node."""
         with _calling(self._address, LinkError):
             return int(
                 self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id
@@ -468,7 +470,7 @@ class RuntimeApi:
             return int(self._client.PullTaskInput(PullTaskInputRequest()).run.run_id)
 
     def finish(self, how: str) -> None:
-        """End the run: COMPLETED, FAILED or STOPPED."""
+        """Close the run: COMPLETED, FAILED or STOPPED."""
         request = PushTaskOutputRequest(sub_status=how, details="")
         with _calling(self._address, RunGone):
             self._client.PushTaskOutput(request)
@@ -535,7 +537,7 @@ SERVER_NODE = int(SUPERLINK_NODE_ID)
 
 
 def claim_run(address: str, *, ca: bytes, secret: bytes) -> RuntimeApi | None:
-    """Claim the oldest run that waits for a server; return None if none waits."""
+    """Take the oldest run that waits for a server; return None if none waits."""
     signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE})
     client = RuntimeHttpClient(
         f"https://{address}",
