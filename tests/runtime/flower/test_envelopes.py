@@ -27,12 +27,12 @@ LONG = bytes(range(256)) * (10 * PIECE_BYTES // 1024)
 
 def opened(packed: Packed, **changes: object) -> Opened:
     """A letter as the other side pulls it."""
-    about = packed.envelope.message.metadata
+    about = packed.sealed.message.metadata
     found = Opened(
-        packed.envelope.id,
+        packed.sealed.id,
         HEADING._replace(note=about.group_id, replies_to=about.reply_to_message_id),
         "",
-        frozenset(child.object_id for child in packed.envelope.tree.children),
+        frozenset(child.object_id for child in packed.sealed.tree.children),
     )
     return found._replace(**changes)  # type: ignore[arg-type]
 
@@ -83,9 +83,9 @@ def test_what_many_devices_get_is_one_object_but_every_message_has_its_id() -> N
     there = pack(dataclasses.replace(letter, about={"device": 2}), HEADING._replace(receiver=3))
     again = pack(letter, HEADING)
     assert here.objects[1:] == there.objects[1:]
-    assert len({here.envelope.id, there.envelope.id, again.envelope.id}) == 3
+    assert len({here.sealed.id, there.sealed.id, again.sealed.id}) == 3
     sent = in_order([here, there])
-    assert list(sent)[:2] == [here.envelope.id, there.envelope.id]
+    assert list(sent)[:2] == [here.sealed.id, there.sealed.id]
     assert len(sent) == len(here.objects) + 1
 
 

@@ -152,3 +152,14 @@ def test_bytes_that_are_no_pulled_message_are_refused() -> None:
     for data in (b"", b"junk", b"\x0a\xff"):
         with pytest.raises(ValueError, match="not a pulled message"):
             flower_api.open_pulled(data)
+
+
+@pytest.mark.parametrize(("senders", "refused"), [([], False), ([7], False), ([7, 8], True)])
+def test_a_reply_in_the_name_of_another_node_is_seen(senders: list[int], refused: bool) -> None:
+    request = fleet_pb2.PushMessagesRequest()
+    request.node.node_id = 7
+    for sender in senders:
+        request.messages_list.add().metadata.src_node_id = sender
+    body = request.SerializeToString()
+    assert flower_api.names_another_sender(body) is refused
+    assert flower_api.names_another_sender(b"\x0a\xff" + body)

@@ -13,8 +13,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from anyfleet.errors import LinkDown, LinkError, NotEnrolled, RunGone
+from anyfleet.runtime.flower import flower_api
 from anyfleet.runtime.flower.connection import Connection, Received
-from anyfleet.runtime.flower.envelopes import Letter
+from anyfleet.runtime.flower.envelopes import Letter, pack
+from anyfleet.runtime.flower.flower_api import Heading
 from anyfleet.runtime.flower.hosting import Arrival, HostedRun, register_node, unregister_node
 from anyfleet.wire import frames
 from tests.helpers.cut_link import CutLink
@@ -210,6 +212,29 @@ def test_a_key_is_refused_after_it_was_revoked(
         Connection(link.address, ca=link.ca, key=key, home=tmp_path)
     [message] = run.send([(node, Letter("order"))])
     assert "not enrolled" in arrivals(run, [message])[0].error
+
+
+def test_a_node_can_reply_to_its_own_orders_only(run: HostedRun, devices: list[Device]) -> None:
+    mine, other = devices[:2]
+    message, got = order(run, mine)
+    with pytest.raises(RunGone, match="another node"):
+        other.connection.reply(got.handle, Letter("reply", b"forged"))
+    heading = Heading(
+        run=run.run_id,
+        sender=other.node,
+        receiver=flower_api.SERVER_NODE,
+        replies_to=message,
+        written=time.time(),
+        kept=60.0,
+        note="",
+    )
+    forged = pack(Letter("reply", b"forged"), heading)
+    assert not other.connection._api.push_message(other.node, forged.sealed).objects
+    with pytest.raises(NotEnrolled):  # the key is not that of the node
+        other.connection._api.push_message(mine.node, forged.sealed)
+    mine.connection.reply(got.handle, Letter("reply", b"true"))
+    [arrival] = arrivals(run, [message])
+    assert (arrival.node, arrival.letter.data) == (mine.node, b"true")
 
 
 def test_a_server_without_the_secret_is_refused(link: SuperLink) -> None:

@@ -169,6 +169,10 @@ class Connection:
         `patience` seconds without the server, NotEnrolled, and RunGone.
         """
         order = _Order(*json.loads(handle))
+        if order.node != self.node_id:
+            raise RunGone(
+                "this order came to another node: the device has been enrolled anew since"
+            )
         heading = Heading(
             run=order.run,
             sender=order.node,
@@ -181,14 +185,14 @@ class Connection:
         )
         packed = pack(letter, heading)
         self._patiently(lambda: self._upload(order, packed))
-        self._last_reply = (order.run, packed.envelope.id)
+        self._last_reply = (order.run, packed.sealed.id)
         if self._waiting and flower_api.open_pulled(self._waiting).id == order.message:
             self._given = True  # maybe to an earlier process
             self._settle()
 
     def _upload(self, order: _Order, packed: Packed) -> None:
         for _ in range(3):
-            wanted, session = self._api.push_message(order.node, packed.envelope)
+            wanted, session = self._api.push_message(order.node, packed.sealed)
             if not wanted:
                 wanted, session = self._missing(order, packed), ""
             if all(

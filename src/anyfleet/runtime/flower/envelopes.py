@@ -41,9 +41,9 @@ class Letter:
 
 
 class Packed(NamedTuple):
-    """A letter that is ready to send: the envelope, and the objects in the order to send them."""
+    """A letter that is ready to send: its envelope, and the objects in the order to send them."""
 
-    envelope: Sealed
+    sealed: Sealed
     objects: tuple[tuple[str, bytes], ...]  # by id; the first is the envelope's own
 
 
@@ -108,7 +108,7 @@ def _from_json(value: object) -> Value:
     raise BadMessage(f"an envelope with a value of type {type(value).__name__}", "envelope")
 
 
-class Envelope(NamedTuple):
+class OpenEnvelope(NamedTuple):
     """What an envelope says."""
 
     kind: str
@@ -117,7 +117,7 @@ class Envelope(NamedTuple):
     data: bytes
 
 
-def read_envelope(message: Opened) -> Envelope:
+def read_envelope(message: Opened) -> OpenEnvelope:
     """Return what an envelope says; raise BadMessage for one that cannot be read."""
     note = message.heading.note
     if len(note) > NOTE_BYTES:
@@ -131,7 +131,7 @@ def read_envelope(message: Opened) -> Envelope:
         raise BadMessage("an envelope that cannot be read", "envelope") from error
     if not isinstance(data, bytes) or not message.objects.issuperset(pieces):
         raise BadMessage("an envelope that does not fit its pieces", "envelope")
-    return Envelope(kind, about, pieces, data)
+    return OpenEnvelope(kind, about, pieces, data)
 
 
 class Incoming:

@@ -379,6 +379,20 @@ def open_pulled(data: bytes) -> Opened:
         raise ValueError(f"not a pulled message: {type(error).__name__}") from error
 
 
+def names_another_sender(pushed: bytes) -> bool:
+    """Return whether a body for /v1/fleet/push-messages holds a reply in another node's name.
+
+    The SuperLink compares the key with the node of the request, but not with the sender that its
+    messages state. Whatever stands before it must refuse these, and bodies that cannot be read.
+    """
+    request = PushMessagesRequest()
+    try:
+        request.ParseFromString(pushed)
+    except Exception:  # noqa: BLE001 - protobuf's own, for bytes that anybody may have sent
+        return True
+    return any(each.metadata.src_node_id != request.node.node_id for each in request.messages_list)
+
+
 def public_bytes(key: ec.EllipticCurvePublicKey) -> bytes:
     """Return a public key in the form that Flower compares: PEM."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat

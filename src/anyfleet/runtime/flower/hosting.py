@@ -146,7 +146,7 @@ class HostedRun:
         ]
         if not packed:
             return []
-        objects, envelopes = in_order(packed), [each.envelope for each in packed]
+        objects, envelopes = in_order(packed), [each.sealed for each in packed]
         accepted = _patiently(lambda: self._upload(envelopes, objects))
         for sealed, (node, _), taken in zip(envelopes, letters, accepted, strict=True):
             if taken:
