@@ -15,10 +15,10 @@ from flwr.proto import control_pb2, fleet_pb2, message_pb2, runtime_pb2
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.primitives.asymmetric import sign_message
 from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from anyfleet.runtime.flower import flower_api
 
@@ -62,7 +62,7 @@ def test_every_name_exists(module: str, name: str) -> None:
     ("called", "names"),
     [
         (ProtobufClient.__init__, "base_url interceptors verify timeout"),
-        (NodeAuthHttpInterceptor.__init__, "private_key public_key"),
+        (sign_message, "private_key message"),
         (SuperExecAuthHttpInterceptor.__init__, "master_secret protected_methods"),
         (RuntimeTokenHttpInterceptor.__init__, "token"),
         (make_message, "metadata content"),

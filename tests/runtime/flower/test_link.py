@@ -1,6 +1,7 @@
 """Both ends of the link, over a real SuperLink on loopback with TLS, node keys and SQLite."""
 
 import contextlib
+import datetime as dt
 import os
 import sqlite3
 import threading
@@ -248,6 +249,34 @@ def test_a_server_that_another_authority_signed_is_no_server(
     other = make_certificates()[0]
     with pytest.raises(LinkDown, match="certificate"):
         Connection(link.address, ca=other, key=devices[0].key, home=tmp_path)
+
+
+@pytest.mark.parametrize("hours", [-5, 5])
+def test_a_device_with_a_wrong_clock_takes_part(
+    run: HostedRun, devices: list[Device], hours: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true = flower_api.now
+    monkeypatch.setattr(flower_api, "now", lambda: true() + dt.timedelta(hours=hours))
+    message, got = order(run, devices[0])  # its clock changes while it is connected
+    devices[0].connection.reply(got.handle, Letter("reply", b"late"))
+    assert arrivals(run, [message])[0].letter.data == b"late"
+
+
+def test_a_reply_that_cannot_be_read_is_an_error(run: HostedRun, devices: list[Device]) -> None:
+    message, _ = order(run, devices[0])
+    heading = Heading(
+        run=run.run_id,
+        sender=devices[0].node,
+        receiver=flower_api.SERVER_NODE,
+        replies_to=message,
+        written=time.time(),
+        kept=60.0,
+        note="junk",
+    )
+    devices[0].connection._api.push_message(devices[0].node, flower_api.seal(heading, []))
+    [arrival] = arrivals(run, [message])
+    assert (arrival.whole, arrival.node) == (False, devices[0].node)
+    assert "cannot be read" in arrival.error
 
 
 # --- processes that die ---------------------------------------------------------------------------

@@ -61,7 +61,7 @@ class _Reply:
 
 
 class HostedRun:
-    """A run of which this process is the server.
+    """A run of which this process is the server; one thread may use it.
 
     All calls wait up to a minute for a SuperLink that is away, then raise LinkDown. They raise
     RunGone once the SuperLink has ended the run, as it does with one whose server is away for a
