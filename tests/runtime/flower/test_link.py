@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.supercore.date import now
 
 from anyfleet.errors import LinkDown, LinkError, NotEnrolled, RunGone
 from anyfleet.runtime.flower import flower_api
@@ -255,8 +256,7 @@ def test_a_server_that_another_authority_signed_is_no_server(
 def test_a_device_with_a_wrong_clock_takes_part(
     run: HostedRun, devices: list[Device], hours: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    true = flower_api.now
-    monkeypatch.setattr(flower_api, "now", lambda: true() + dt.timedelta(hours=hours))
+    monkeypatch.setattr(flower_api, "now", lambda: now() + dt.timedelta(hours=hours))
     message, got = order(run, devices[0])  # its clock changes while it is connected
     devices[0].connection.reply(got.handle, Letter("reply", b"late"))
     assert arrivals(run, [message])[0].letter.data == b"late"
