@@ -1,6 +1,6 @@
 """A real SuperLink on loopback for tests: certificates, keys, and the process."""
 
-import datetime
+import datetime as dt
 import ipaddress
 import os
 import signal
@@ -37,7 +37,7 @@ def free_port() -> int:
 def _certificate(
     name: str, key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey
 ) -> x509.Certificate:
-    now = datetime.datetime.now(datetime.UTC)
+    now = dt.datetime.now(dt.UTC)
     common = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, each)]) for each in (name, "ca")]
     address = x509.IPAddress(ipaddress.ip_address(HOST))
     build = (
@@ -46,8 +46,8 @@ def _certificate(
         .issuer_name(common[1])
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
         .add_extension(x509.BasicConstraints(ca=name == "ca", path_length=None), critical=True)
     )
     if name != "ca":
@@ -57,19 +57,24 @@ def _certificate(
     return build.sign(signer, hashes.SHA384())
 
 
+def make_certificates() -> tuple[bytes, bytes, bytes]:
+    """The certificate of an authority, a server's certificate that it signed, and its key."""
+    ca_key, server_key = make_key(), make_key()
+    pem = serialization.Encoding.PEM
+    private = server_key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    ca = _certificate("ca", ca_key, ca_key).public_bytes(pem)
+    return ca, _certificate("server", server_key, ca_key).public_bytes(pem), private
+
+
 class SuperLink:
     """A SuperLink with TLS, node keys and SQLite, whose files lie in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.address = folder, f"{HOST}:{free_port()}"
-        ca_key, server_key = make_key(), make_key()
-        pem = serialization.Encoding.PEM
-        self.ca = _certificate("ca", ca_key, ca_key).public_bytes(pem)
+        self.ca, server, private = make_certificates()
         self.secret = os.urandom(32).hex().encode()
-        private = server_key.private_bytes(
-            pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        server = _certificate("server", server_key, ca_key).public_bytes(pem)
         files = {"ca.crt": self.ca, "server.crt": server, "server.key": private}
         for name, content in (files | {"executor.secret": self.secret}).items():
             (folder / name).write_bytes(content)

@@ -3,8 +3,10 @@
 Torch takes seconds to import, so that a command imports its work only when it is called.
 """
 
+import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +15,7 @@ from typer.core import TyperGroup
 
 import anyfleet
 from anyfleet.cli.importing import importing
-from anyfleet.cli.stopping import exit_code, terminable
+from anyfleet.cli.stopping import Terminated, exit_code, terminable
 from anyfleet.errors import AnyfleetError, AnyfleetWarning, BadReturn, ConfigError
 from anyfleet.tracebacks import note, raised_inside
 
@@ -689,6 +691,117 @@ def profile(
         from anyfleet.cli.fleet import profile_machine
 
     profile_machine(out, file=file, allow=allow or [], batch=batch, name=name)
+
+
+device = typer.Typer(help="Join a real fleet with this machine.", no_args_is_help=True)
+app.add_typer(device, name="device")
+
+DeviceDir = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR",
+        help="This device's copy of the folder device/ of the fleet.",
+        show_default=False,
+    ),
+]
+DeviceData = Annotated[
+    str,
+    typer.Option(
+        metavar="MODULE:FACTORY|FILE.npz",
+        help="Where its data are: a function without arguments that makes them, or a file with "
+        "arrays x, y and perhaps test_x, test_y. They never leave the device.",
+        show_default=False,
+    ),
+]
+DeviceMemory = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="BYTES",
+        help="Memory that orders may take beside the program and its data.",
+        show_default="what is free",
+    ),
+]
+Nice = Annotated[
+    int, typer.Option(min=0, max=19, help="Niceness: the higher, the more others come first.")
+]
+GivenConditions = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="A JSON file with conditions to report instead of measured ones.",
+        show_default="they are measured",
+    ),
+]
+Level = Annotated[int, typer.Option(min=0, max=255, help="Capability class, 0 the strongest.")]
+ColumnWidth = Annotated[
+    float,
+    typer.Option(
+        min=0.004, max=1.0, help="Models cross its link in columns of this width; 1: in one piece."
+    ),
+]
+Once = Annotated[bool, typer.Option("--once", help="Leave when a run has ended.")]
+DeviceJson = Annotated[bool, typer.Option("--json", help="Write the log as lines of JSON.")]
+
+
+@device.command()
+def join(
+    directory: DeviceDir,
+    *,
+    data: DeviceData,
+    allow: Allow = None,
+    threads: Threads = 1,
+    memory: DeviceMemory = None,
+    nice: Nice = 0,
+    given_conditions: GivenConditions = None,
+    level: Level = 0,
+    column_width: ColumnWidth = 1.0,
+    once: Once = False,
+    json: DeviceJson = False,
+) -> None:
+    """Make this machine a device of a fleet that trains on its own data, and stay.
+
+    DIR is a copy of the folder device/ that the server made. The key of the device is made there;
+    the server must be given its public half, device.pub. The log says in four words what the device
+    does: work, wait, retry, done. Ctrl-C or SIGTERM ends it; whatever it was at, it goes on when it
+    is started again.
+    """
+    with importing():
+        from anyfleet.cli.device import Joining, join_fleet
+
+    packages = tuple(allow or ())
+    joining = Joining(directory, data, packages, threads, memory, nice, given_conditions)
+    joining = replace(joining, level=level, column_width=column_width, once=once, json=json)
+    try:
+        join_fleet(joining)
+    except Terminated:  # a service that is stopped has not failed
+        raise typer.Exit(0) from None
+
+
+@device.command()
+def unit(
+    directory: DeviceDir,
+    *,
+    data: DeviceData,
+    allow: Allow = None,
+    threads: Threads = 1,
+    memory: DeviceMemory = None,
+    nice: Nice = 0,
+    given_conditions: GivenConditions = None,
+    level: Level = 0,
+    column_width: ColumnWidth = 1.0,
+) -> None:
+    """Print a systemd unit that runs `anyfleet device join` with these options, always.
+
+    A module that --data names is looked for in the present working directory.
+    """
+    from anyfleet.cli.device import Joining, unit_text
+
+    packages = tuple(allow or ())
+    joining = Joining(directory, data, packages, threads, memory, nice, given_conditions)
+    joining = replace(joining, level=level, column_width=column_width)
+    program = (sys.executable, "-m", "anyfleet.cli")
+    typer.echo(unit_text(joining, program, Path.cwd()), nl=False)
 
 
 cache = typer.Typer(help="Show what is kept to start faster, or clear it.")

@@ -9,7 +9,7 @@ is no code in it. The folder belongs to its owner alone.
 """
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -30,15 +30,13 @@ _MAGIC = b"AFD1"
 _LEAD = len(_MAGIC) + 32
 _AFTER = "after-"
 
-About = Mapping[str, str | int | float | bytes]  # small values beside a letter
-
 
 class KeptOrder(msgspec.Struct, frozen=True):
     """An order as it came, and how often this device has begun it."""
 
     kind: str
     data: bytes
-    about: dict[str, str | int | float | bytes]
+    about: dict[str, Any]  # as of a letter
     whole: bool
     handle: bytes
     attempts: int = 0
@@ -55,7 +53,7 @@ class KeptAnswer(msgspec.Struct, frozen=True):
     order: bytes
     kind: str
     data: bytes
-    about: dict[str, str | int | float | bytes]
+    about: dict[str, Any]  # as of a letter
 
 
 class _Moment(msgspec.Struct, frozen=True):

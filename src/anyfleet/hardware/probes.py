@@ -182,7 +182,7 @@ def _channel_share(task: Task, slice_: Slice) -> float:
 def _quickest(work: Callable[[], Any], clock: Callable[[], float], enough: float) -> float:
     """Return the seconds of the quickest of some repetitions."""
     found: list[float] = []
-    while len(found) < _REPEATS and sum(found) < enough:
+    while not found or (len(found) < _REPEATS and sum(found) < enough):
         begin = clock()
         work()
         found.append(clock() - begin)

@@ -13,6 +13,7 @@ from anyfleet.wire.check_in import (
     decode_choice,
     encode_check_in,
     encode_choice,
+    encode_offer,
 )
 from anyfleet.wire.frames import VERSION, cut_message
 from anyfleet.wire.headers import HEADER_SLACK
@@ -33,6 +34,7 @@ __all__ = [
     "decode_reply",
     "encode_check_in",
     "encode_choice",
+    "encode_offer",
     "encode_order",
     "encode_reply",
     "misfits",

@@ -1,12 +1,12 @@
-"""Check-ins and choices as bytes: what a real device says before it is given a model.
+"""Check-ins, offers and choices as bytes: what is said before a device is given a model.
 
-Both are a header without columns (docs/wire.md). A condition that a device does not know is left
-out of its report: NaN never travels.
+An offer is an order without tensors. The other two are a header without columns (docs/wire.md). A
+condition that a device does not know is left out of its report: NaN never travels.
 """
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Annotated
 
 import msgspec
@@ -14,8 +14,10 @@ import numpy as np
 
 from anyfleet.core.check_in import Choices, OrderChoices
 from anyfleet.core.limits import Limits, MessageLimits
+from anyfleet.core.message_size import order_extra_bits
 from anyfleet.core.messages import Conditions
-from anyfleet.core.orders import Cohort
+from anyfleet.core.objectives import Task
+from anyfleet.core.orders import NOTHING, Cohort
 from anyfleet.errors import BadMessage
 from anyfleet.wire.frames import MessageType, OpenMessage, join_message, open_message, read_columns
 from anyfleet.wire.headers import (
@@ -27,6 +29,7 @@ from anyfleet.wire.headers import (
     read_header,
     unpack_hyperparameters,
 )
+from anyfleet.wire.orders import encode_order
 
 LONGEST_REASON = 500  # characters of why a device declines
 MOST_LEVELS = 256  # capability classes that devices may declare
@@ -101,6 +104,16 @@ def condition_faults(conditions: Mapping[str, float]) -> Iterator[str]:
             yield f"{name} of 0"
         elif value > 1 and name == "fixed":
             yield f"fixed of {value}, which is a share"
+
+
+def encode_offer(order: Cohort, task: Task) -> bytes:
+    """Return a single order as a device is offered it: its menu, and nothing of the model.
+
+    `decode_order` reads it.
+    """
+    bare = order.with_downloads(NOTHING)
+    bits = order_extra_bits({}, bare, task.blueprint)
+    return encode_order(replace(bare, bits=np.array([bits])), task)
 
 
 def encode_choice(choices: Choices, order: Cohort) -> bytes:
