@@ -55,9 +55,9 @@ class SuperLink:
     def __init__(self, folder: FleetFolder, port: int = 0) -> None:
         folder.check()
         self._folder, self._program = folder, find_program()
+        self._authority = ssl.create_default_context(cafile=str(folder.authority))
         self._lock = Lock(folder.path)
         self.port = port or _free_port()
-        self._authority = ssl.create_default_context(cafile=str(folder.authority))
         self._closing, self._answers = threading.Event(), threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
         self._restarts = 0
