@@ -18,8 +18,12 @@ import pytest
 
 from anyfleet.deployment.fleet_folder import Address, FleetFolder, make_fleet
 from anyfleet.deployment.gate import Gate, GateLimits
+from anyfleet.deployment.roster import enrol, record_node, revoke
 from anyfleet.deployment.superlink import SuperLink, end_orphan
-from anyfleet.errors import LinkError, Refusal, StoreError
+from anyfleet.errors import LinkError, NotEnrolled, Refusal, StoreError
+from anyfleet.runtime.flower.connection import Connection
+from anyfleet.runtime.flower.hosting import register_node, unregister_node
+from anyfleet.runtime.flower.keys import device_key
 
 PROTOBUF = {"content-type": "application/protobuf"}
 LISTEN = ("127.0.0.1", 0)
@@ -99,6 +103,34 @@ def test_only_the_fleet_api_gets_through(folder: FleetFolder, superlink: SuperLi
         assert gate.counts()["not_found"] == len(elsewhere)
         assert gate.counts()["forwarded"] == 1
         assert gate.counts()["bytes_down"] > 0
+
+
+def test_a_device_of_the_roster_gets_through(
+    folder: FleetFolder, superlink: SuperLink, tmp_path: Path
+) -> None:
+    key = device_key(tmp_path / "device.key")
+    member = enrol(folder.roster, "ada", (tmp_path / "device.pub").read_text())
+    ca = folder.authority.read_bytes()
+    with open_gate(folder, superlink) as gate:
+
+        def connect() -> int:
+            address, home = f"127.0.0.1:{gate.port}", tmp_path / "link"
+            with Connection(address, ca=ca, key=key, home=home) as link:
+                assert link.receive() is None
+                return link.node_id
+
+        with pytest.raises(NotEnrolled):
+            connect()
+        node = register_node(
+            superlink.address, ca=ca, public_key=member.public_key, name=member.name
+        )
+        assert connect() == node
+        record_node(folder.roster, member.number, node)
+        unregister_node(superlink.address, ca=ca, node=node)
+        with pytest.raises(NotEnrolled):
+            connect()
+        assert gate.counts()["forwarded"] > 3
+    assert revoke(folder.roster, "ada").node == node
 
 
 def test_a_stranger_to_the_authority_is_not_trusted(

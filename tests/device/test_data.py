@@ -109,7 +109,7 @@ def test_a_file_holds_arrays(tmp_path: Path) -> None:
     np.savez(file, x=x, y=y, test_x=x[:4], test_y=y[:4])
     assert len(own_data(str(file), bundle()).test) == 4
     for arrays in ({"x": x}, {"y": y}, {"x": x, "y": y, "test_x": x}, {"a": x, "b": y}):
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+        np.savez(file, **arrays)
         with pytest.raises(MissingData, match="due are x and y"):
             own_data(str(file), bundle())
     np.savez(file, x=x, y=y[:3])

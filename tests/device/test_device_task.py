@@ -101,7 +101,7 @@ def same(one: Choices, two: Choices) -> bool:
     pairs = [(one.entry, two.entry), (one.utility, two.utility)]
     for each in fields(one.hyperparameters):
         values = (getattr(choices.hyperparameters, each.name) for choices in (one, two))
-        pairs.append(tuple(values))  # type: ignore[arg-type]
+        pairs.append(tuple(values))
     equal = all(np.array_equal(a, b, equal_nan=True) for a, b in pairs)
     return equal and one.declined == two.declined
 

@@ -152,7 +152,8 @@ def replied(order: Cohort, state: DeviceState | None = None) -> bytes:
 
 
 def test_a_device_says_what_it_is(home: Home) -> None:
-    asked = {"version": anyfleet.__version__, "bundle": bundle().digest, "round": 0, "device": 3}
+    own = {"version": anyfleet.__version__, "bundle": bundle().digest}
+    asked: dict[str, str | int] = {**own, "round": 0, "device": 3}
     link = home.serve(Letter("check-in", b"", asked))
     report = decode_check_in(link.replies[b"check-in"].data)
     assert report.version == anyfleet.__version__
@@ -165,7 +166,7 @@ def test_a_device_says_what_it_is(home: Home) -> None:
 
 
 def test_another_version_or_bundle_is_said_and_replied_to_all_the_same(home: Home) -> None:
-    asked = {"version": "99.0", "bundle": "f" * 64, "round": 0, "device": 3}
+    asked: dict[str, str | int] = {"version": "99.0", "bundle": "f" * 64, "round": 0, "device": 3}
     link = home.serve(Letter("check-in", b"", asked))
     assert decode_check_in(link.replies[b"check-in"].data).version == anyfleet.__version__
     told = "\n".join(home.log())

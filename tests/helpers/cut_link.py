@@ -30,15 +30,20 @@ class CutLink:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._server.accept()
-                if self._cut:
+                far = None if self._cut else self._reach()
+                if far is None:
                     near.close()
                     continue
-                far = socket.create_connection(self._target)
                 self._ends |= {near, far}
                 for source, sink, way in ((near, far, "up"), (far, near, "down")):
                     threading.Thread(
                         target=self._pass, args=(source, sink, way), daemon=True
                     ).start()
+
+    def _reach(self) -> socket.socket | None:
+        with contextlib.suppress(ConnectionError):
+            return socket.create_connection(self._target)
+        return None
 
     def _pass(self, source: socket.socket, sink: socket.socket, way: str) -> None:
         with contextlib.suppress(OSError):

@@ -513,9 +513,118 @@ def cite(
 
 
 fleet = typer.Typer(
-    help="Show a fleet, or measure this machine as a row of one.", no_args_is_help=True
+    help="Show a simulated fleet, measure this machine as a row of one, or make a real fleet.",
+    no_args_is_help=True,
 )
 app.add_typer(fleet, name="fleet")
+
+FleetDir = Annotated[
+    Path,
+    typer.Argument(metavar="FLEET", help="The folder of a real fleet.", show_default=False),
+]
+DeviceName = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of a device.", show_default=False)
+]
+Days = Annotated[
+    int, typer.Option(min=1, max=3650, help="Days for which the server's certificate is valid.")
+]
+
+
+@fleet.command()
+def init(
+    folder: FleetDir,
+    file: File,
+    *,
+    address: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="Where devices reach the server.", show_default=False
+        ),
+    ],
+    days: Days = 825,
+    allow: Allow = None,
+) -> None:
+    """Make the folder of a real fleet: certificates, a roster, and what every device gets.
+
+    FLEET is the folder to make; it must be new or empty. FILE is a run file (TOML) with the model
+    that the fleet trains.
+    """
+    with importing():
+        from anyfleet.cli.fleet_server import init_fleet
+
+    init_fleet(folder, file, address=address, days=days, allow=allow or [])
+
+
+@fleet.command()
+def add(
+    folder: FleetDir,
+    name: DeviceName,
+    *,
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            help="The device's device.pub; - is the standard input.",
+            show_default="the standard input",
+        ),
+    ] = None,
+) -> None:
+    """Add a device to a real fleet by its public key, also while the fleet is served.
+
+    NAME is a name for the device. Its public key is in device.pub, which `anyfleet device join`
+    makes there.
+    """
+    with importing():
+        from anyfleet.cli.fleet_server import add_device
+
+    add_device(folder, name, key)
+
+
+@fleet.command()
+def remove(folder: FleetDir, name: DeviceName) -> None:
+    """Revoke a device of a real fleet for ever, also while the fleet is served.
+
+    NAME may be enrolled again later, with a new key and as a new device.
+    """
+    with importing():
+        from anyfleet.cli.fleet_server import remove_device
+
+    remove_device(folder, name)
+
+
+@fleet.command(name="list")
+def list_(
+    folder: FleetDir,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """List the devices that were ever enrolled in a real fleet."""
+    with importing():
+        from anyfleet.cli.fleet_server import list_devices
+
+    list_devices(folder, as_json=as_json)
+
+
+@fleet.command()
+def renew(folder: FleetDir, *, days: Days = 825) -> None:
+    """Replace the certificate of a real fleet's server; devices need not be told."""
+    with importing():
+        from anyfleet.cli.fleet_server import renew_server
+
+    renew_server(folder, days=days)
+
+
+@fleet.command()
+def preflight(
+    folder: FleetDir,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """Check a real fleet's server: files, certificates, ports, clock, disk, versions.
+
+    The exit code is 0 if all is well, 1 if something failed, and 3 if there are warnings only.
+    """
+    with importing():
+        from anyfleet.cli.fleet_server import check_server
+
+    raise typer.Exit(check_server(folder, as_json=as_json))
 
 
 @fleet.command()
@@ -650,7 +759,7 @@ def join(
     once: Once = False,
     json: DeviceJson = False,
 ) -> None:
-    """Join a fleet with this machine, and stay: a device that trains on its own data.
+    """Make this machine a device of a fleet that trains on its own data, and stay.
 
     DIR is a copy of the folder device/ that the server made. The key of the device is made there;
     the server must be given its public half, device.pub. The log says in four words what the device

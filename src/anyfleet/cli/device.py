@@ -67,7 +67,7 @@ class Joining:
 
 
 def join_fleet(joining: Joining) -> None:
-    """Join a fleet and stay; returns when a run has ended, with --once."""
+    """Take part in a fleet, and stay; return when a run has ended, with --once."""
     try:
         from anyfleet.runtime.flower.connection import Connection
         from anyfleet.runtime.flower.keys import device_key, fingerprint

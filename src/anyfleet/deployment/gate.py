@@ -9,6 +9,7 @@ It runs in a thread of the server's process and ends with it.
 """
 
 import asyncio
+import os
 import re
 import socket
 import ssl
@@ -138,7 +139,7 @@ class Gate:
         return self
 
     def close(self) -> None:
-        """End it; requests under way have two seconds."""
+        """Close it; requests under way have two seconds."""
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join()
@@ -171,13 +172,21 @@ COUNTS = (
 def _listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens; raise LinkError if somebody else has the port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol is named, because asyncio sends at once (TCP_NODELAY) only where it is: otherwise
+    # every answer would wait some 40 ms for an acknowledgement.
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        return socket.create_server((host, port), family=family, backlog=1024)
+        if os.name == "posix":  # elsewhere it means something else
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+        made.listen(1024)
     except OSError as error:
+        made.close()
         raise LinkError(
             f"The gate cannot listen on {host}, port {port}: {error.strerror}. End the program "
             "that does, or make the fleet with another --address."
         ) from error
+    return made
 
 
 # --- connections ----------------------------------------------------------------------------------

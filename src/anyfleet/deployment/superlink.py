@@ -55,9 +55,9 @@ class SuperLink:
     def __init__(self, folder: FleetFolder, port: int = 0) -> None:
         folder.check()
         self._folder, self._program = folder, find_program()
+        self._authority = ssl.create_default_context(cafile=str(folder.authority))
         self._lock = Lock(folder.path)
         self.port = port or _free_port()
-        self._authority = ssl.create_default_context(cafile=str(folder.authority))
         self._closing, self._answers = threading.Event(), threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
         self._restarts = 0
@@ -100,7 +100,7 @@ class SuperLink:
         return self._answers.wait(seconds)
 
     def close(self) -> None:
-        """End it, and let others serve the fleet."""
+        """Close it, and let others serve the fleet."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -193,7 +193,7 @@ def find_program() -> str:
 
 
 def end_orphan(folder: FleetFolder) -> bool:
-    """End a SuperLink that a killed server has left behind; return whether there was one.
+    """Close a SuperLink that a killed server has left behind; return whether there was one.
 
     Whoever calls this holds the fleet's lock, so that no living server has started it. A process
     counts only if it has the id and the moment of its start that were written down.

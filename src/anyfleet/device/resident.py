@@ -7,7 +7,7 @@ before it is sent. So a process that is killed finds what it had to do when it c
 import math
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, get_args
@@ -68,7 +68,7 @@ class Link(Protocol):
         """Return the next letter; None if there is none now."""
 
     def reply(self, handle: bytes, letter: Letter) -> None:
-        """Reply to a letter; called again after a failure it sends what is missing."""
+        """Send the reply to a letter; called again after a failure it sends what is missing."""
 
 
 Connect = Callable[[], AbstractContextManager[Link]]
@@ -109,7 +109,7 @@ class Resident:
         self._readings: dict[str, float] = {}  # temperature and power, at the last report
 
     def stay(self, connect: Connect, *, once: bool = False) -> None:
-        """Serve the fleet until the process is stopped; with `once`, until a run has ended."""
+        """Take part in the fleet until the process is stopped, or until a run has ended: `once`."""
         for file in self._memory.set_damaged_aside():
             self._log.note(
                 f"{file} was damaged, and has been set aside: the device goes on as one that has "
@@ -124,7 +124,7 @@ class Resident:
                 self._wait_for_link(error)
 
     def _serve(self, link: Link, *, once: bool) -> bool:
-        """Serve over one link; return True when a run has ended and the device shall leave."""
+        """Take letters from a link; return True when a run has ended and the device shall leave."""
         while True:
             try:
                 left_over = self._memory.under_way()
@@ -158,9 +158,9 @@ class Resident:
     # -- letters
 
     def _heed(self, received: Received, link: Link) -> bool:
-        """Do what a letter asks for; return True if it says that the run has ended."""
+        """Read a letter and do what it asks for; return True if it says that the run has ended."""
         letter = received.letter
-        self._run = str(letter.about.get("run", ""))
+        self._note_run(letter.about)
         if letter.kind == "done":
             self._log.say("done", _reason(letter, "the run has ended"))
             if not self._run:  # nothing would tell the next run from this one
@@ -224,7 +224,7 @@ class Resident:
     # -- orders
 
     def _deliver(self, order: KeptOrder, link: Link) -> None:
-        """Carry out an order, unless that is done already, and send the answer."""
+        """Send the answer to an order, which is carried out first unless that is done already."""
         try:
             answer = self._memory.answer_to(order)
             if answer is None:
@@ -242,7 +242,7 @@ class Resident:
         """Return the answer to an order: the reply, or why there is none."""
         kept = msgspec.structs.replace(kept, attempts=kept.attempts + 1)
         self._memory.begin(kept)
-        self._run = str(kept.about.get("run", ""))
+        self._note_run(kept.about)
         try:
             if kept.attempts > MOST_ATTEMPTS:
                 raise BadMessage(f"this device ended {MOST_ATTEMPTS} times during it", "fault")
@@ -302,6 +302,12 @@ class Resident:
             self._task = DeviceTask(self._member.bundle, number, data.train, data.test)
         if told:
             self._number = number
+
+    def _note_run(self, about: Mapping[str, object]) -> None:
+        """Note to which run letters belong from now on, if one says so."""
+        run = about.get("run")
+        if isinstance(run, str):
+            self._run = run
 
     # -- what is told
 

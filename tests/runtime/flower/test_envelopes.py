@@ -8,6 +8,7 @@ import pytest
 from anyfleet.errors import BadMessage
 from anyfleet.runtime.flower import flower_api
 from anyfleet.runtime.flower.envelopes import (
+    JOINED_BYTES,
     PIECE_BYTES,
     SHORT_BYTES,
     Incoming,
@@ -26,25 +27,23 @@ LONG = bytes(range(256)) * (10 * PIECE_BYTES // 1024)
 
 def opened(packed: Packed, **changes: object) -> Opened:
     """A letter as the other side pulls it."""
-    about = packed.envelope.message.metadata
+    about = packed.sealed.message.metadata
     found = Opened(
-        packed.envelope.id,
+        packed.sealed.id,
         HEADING._replace(note=about.group_id, replies_to=about.reply_to_message_id),
         "",
-        frozenset(child.object_id for child in packed.envelope.tree.children),
+        frozenset(child.object_id for child in packed.sealed.tree.children),
     )
     return found._replace(**changes)  # type: ignore[arg-type]
 
 
 def test_pieces_end_where_frames_end_and_none_is_too_large() -> None:
-    columns = [b"a" * 10, b"b" * (PIECE_BYTES + 5), b"c"]
-    data = frames.join_message("r", b"header", columns)
-    pieces = list(cut_pieces(data))
-    assert b"".join(pieces) == data
+    columns = [b"a" * JOINED_BYTES, b"b" * (PIECE_BYTES + 5), b"c" * JOINED_BYTES, b"d", b"e"]
+    pieces = list(cut_pieces(frames.join_message("r", b"header", columns)))
+    starts = [frames.join_message("r", b"header", columns[:count]) for count in (0, 1, 2, 3, 5)]
+    assert [b"".join(pieces[:count]) for count in (1, 2, 4, 5, 6)] == starts
+    assert len(pieces) == 6  # header, a, b in two, c, d and e together
     assert max(map(len, pieces)) == PIECE_BYTES
-    header_and_first = frames.join_message("r", b"header", columns[:1])
-    assert b"".join(pieces[:2]) == header_and_first
-    assert len(pieces) == 5  # header, a, b in two, c
 
 
 @pytest.mark.parametrize("length", [0, 1, 100])
@@ -84,9 +83,9 @@ def test_what_many_devices_get_is_one_object_but_every_message_has_its_id() -> N
     there = pack(dataclasses.replace(letter, about={"device": 2}), HEADING._replace(receiver=3))
     again = pack(letter, HEADING)
     assert here.objects[1:] == there.objects[1:]
-    assert len({here.envelope.id, there.envelope.id, again.envelope.id}) == 3
+    assert len({here.sealed.id, there.sealed.id, again.sealed.id}) == 3
     sent = in_order([here, there])
-    assert list(sent)[:2] == [here.envelope.id, there.envelope.id]
+    assert list(sent)[:2] == [here.sealed.id, there.sealed.id]
     assert len(sent) == len(here.objects) + 1
 
 

@@ -15,10 +15,10 @@ from flwr.proto import control_pb2, fleet_pb2, message_pb2, runtime_pb2
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.primitives.asymmetric import sign_message
 from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from anyfleet.runtime.flower import flower_api
 
@@ -62,14 +62,16 @@ def test_every_name_exists(module: str, name: str) -> None:
     ("called", "names"),
     [
         (ProtobufClient.__init__, "base_url interceptors verify timeout"),
-        (NodeAuthHttpInterceptor.__init__, "private_key public_key"),
+        (sign_message, "private_key message"),
         (SuperExecAuthHttpInterceptor.__init__, "master_secret protected_methods"),
         (RuntimeTokenHttpInterceptor.__init__, "token"),
         (make_message, "metadata content"),
         (
             Metadata.__init__,
-            "run_id message_id src_node_id dst_node_id reply_to_message_id group_id created_at "
-            "ttl message_type",
+            (
+                "run_id message_id src_node_id dst_node_id reply_to_message_id group_id created_at "
+                "ttl message_type"
+            ),
         ),
     ],
     ids=lambda each: getattr(each, "__qualname__", ""),
@@ -84,14 +86,18 @@ def test_signatures_have_the_parameters_that_are_used(called: object, names: str
     [
         (
             FleetHttpClient,
-            "ActivateNode DeactivateNode SendNodeHeartbeat PullMessages PushMessages PullObject "
-            "PushObject ConfirmMessageReceived close",
+            (
+                "ActivateNode DeactivateNode SendNodeHeartbeat PullMessages PushMessages "
+                "PullObject PushObject ConfirmMessageReceived close"
+            ),
         ),
         (ControlHttpClient, "StartRun StopRun ListNodes RegisterNode UnregisterNode close"),
         (
             RuntimeHttpClient,
-            "AcquireTask PullTaskInput PushTaskOutput SendTaskHeartbeat PushMessages PullMessages "
-            "PullObject PushObject ConfirmMessageReceived close",
+            (
+                "AcquireTask PullTaskInput PushTaskOutput SendTaskHeartbeat PushMessages "
+                "PullMessages PullObject PushObject ConfirmMessageReceived close"
+            ),
         ),
     ],
 )
@@ -146,3 +152,14 @@ def test_bytes_that_are_no_pulled_message_are_refused() -> None:
     for data in (b"", b"junk", b"\x0a\xff"):
         with pytest.raises(ValueError, match="not a pulled message"):
             flower_api.open_pulled(data)
+
+
+@pytest.mark.parametrize(("senders", "refused"), [([], False), ([7], False), ([7, 8], True)])
+def test_a_reply_in_the_name_of_another_node_is_seen(senders: list[int], refused: bool) -> None:
+    request = fleet_pb2.PushMessagesRequest()
+    request.node.node_id = 7
+    for sender in senders:
+        request.messages_list.add().metadata.src_node_id = sender
+    body = request.SerializeToString()
+    assert flower_api.names_another_sender(body) is refused
+    assert flower_api.names_another_sender(b"\x0a\xff" + body)

@@ -1,6 +1,7 @@
 """Both ends of the link, over a real SuperLink on loopback with TLS, node keys and SQLite."""
 
 import contextlib
+import datetime as dt
 import os
 import sqlite3
 import threading
@@ -11,17 +12,24 @@ from typing import TypeVar
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.supercore.date import now
 
 from anyfleet.errors import LinkDown, LinkError, NotEnrolled, RunGone
+from anyfleet.runtime.flower import flower_api
 from anyfleet.runtime.flower.connection import Connection, Received
-from anyfleet.runtime.flower.envelopes import PIECE_BYTES, Letter
+from anyfleet.runtime.flower.envelopes import Letter, pack
+from anyfleet.runtime.flower.flower_api import Heading
 from anyfleet.runtime.flower.hosting import Arrival, HostedRun, register_node, unregister_node
+from anyfleet.wire import frames
 from tests.helpers.cut_link import CutLink
 from tests.helpers.superlink import SuperLink, make_certificates, make_key, public_text
 
 T = TypeVar("T")
 LIMIT = 60.0  # seconds after which a test fails; nothing here takes a tenth of it
-LONG = os.urandom(4 * PIECE_BYTES + 100)  # five pieces
+COLUMN = 100_000  # bytes
+COLUMNS = [os.urandom(COLUMN) for _ in range(4)]
+LONG = frames.join_message("r", b"header", COLUMNS)  # five pieces
+TWO = frames.join_message("r", b"header", COLUMNS[:2])  # what two columns leave of it
 
 
 @pytest.fixture(scope="module")
@@ -106,13 +114,11 @@ def order(run: HostedRun, device: Device, data: bytes = b"do it") -> tuple[str, 
     return message, receive(device)
 
 
-# --- letters ------------------------------------------------------------------------------------
+# --- letters --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("data", [b"", b"short", LONG], ids=["empty", "short", "long"])
-def test_letters_go_down_and_come_back(
-    run: HostedRun, devices: list[Device], data: bytes
-) -> None:
+def test_letters_go_down_and_come_back(run: HostedRun, devices: list[Device], data: bytes) -> None:
     letter = Letter("order", data, {"round": 3, "share": 0.5, "name": "x", "bytes": b"\0"})
     messages = run.send([(device.node, letter) for device in devices])
     for number, device in enumerate(devices):
@@ -126,6 +132,15 @@ def test_letters_go_down_and_come_back(
         assert (arrival.node, arrival.whole) == (devices[number].node, True)
         assert not arrival.error
     assert run.receive(messages) == []  # each once
+
+
+def test_a_letter_of_more_than_four_megabytes_goes_through(
+    run: HostedRun, devices: list[Device]
+) -> None:
+    message, got = order(run, devices[0], data := os.urandom(9 << 19))
+    assert got.letter.data == data
+    devices[0].connection.reply(got.handle, Letter("reply", data[::-1]))
+    assert arrivals(run, [message])[0].letter.data == data[::-1]
 
 
 def test_two_orders_at_once_reach_a_device_one_after_the_other(
@@ -145,7 +160,7 @@ def test_what_many_devices_get_is_uploaded_once(
 ) -> None:
     counter = CutLink(link.address)
     with HostedRun(counter.address, ca=link.ca, secret=link.secret) as other:
-        data = os.urandom(2 * PIECE_BYTES)
+        data = os.urandom(2 * COLUMN)
         counter.heal()
         messages = other.send([(device.node, Letter("order", data)) for device in devices])
         assert len(data) < counter.crossed["up"] < 1.5 * len(data)
@@ -201,6 +216,29 @@ def test_a_key_is_refused_after_it_was_revoked(
     assert "not enrolled" in arrivals(run, [message])[0].error
 
 
+def test_a_node_can_reply_to_its_own_orders_only(run: HostedRun, devices: list[Device]) -> None:
+    mine, other = devices[:2]
+    message, got = order(run, mine)
+    with pytest.raises(RunGone, match="another node"):
+        other.connection.reply(got.handle, Letter("reply", b"forged"))
+    heading = Heading(
+        run=run.run_id,
+        sender=other.node,
+        receiver=flower_api.SERVER_NODE,
+        replies_to=message,
+        written=time.time(),
+        kept=60.0,
+        note="",
+    )
+    forged = pack(Letter("reply", b"forged"), heading)
+    assert not other.connection._api.push_message(other.node, forged.sealed).objects
+    with pytest.raises(NotEnrolled):  # the key is not that of the node
+        other.connection._api.push_message(mine.node, forged.sealed)
+    mine.connection.reply(got.handle, Letter("reply", b"true"))
+    [arrival] = arrivals(run, [message])
+    assert (arrival.node, arrival.letter.data) == (mine.node, b"true")
+
+
 def test_a_server_without_the_secret_is_refused(link: SuperLink) -> None:
     with pytest.raises(LinkError, match="secret"):
         HostedRun(link.address, ca=link.ca, secret=b"0" * 64)
@@ -214,7 +252,34 @@ def test_a_server_that_another_authority_signed_is_no_server(
         Connection(link.address, ca=other, key=devices[0].key, home=tmp_path)
 
 
-# --- processes that die ----------------------------------------------------------------------------
+@pytest.mark.parametrize("hours", [-5, 5])
+def test_a_device_with_a_wrong_clock_takes_part(
+    run: HostedRun, devices: list[Device], hours: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flower_api, "now", lambda: now() + dt.timedelta(hours=hours))
+    message, got = order(run, devices[0])  # its clock changes while it is connected
+    devices[0].connection.reply(got.handle, Letter("reply", b"late"))
+    assert arrivals(run, [message])[0].letter.data == b"late"
+
+
+def test_a_reply_that_cannot_be_read_is_an_error(run: HostedRun, devices: list[Device]) -> None:
+    message, _ = order(run, devices[0])
+    heading = Heading(
+        run=run.run_id,
+        sender=devices[0].node,
+        receiver=flower_api.SERVER_NODE,
+        replies_to=message,
+        written=time.time(),
+        kept=60.0,
+        note="junk",
+    )
+    devices[0].connection._api.push_message(devices[0].node, flower_api.seal(heading, []))
+    [arrival] = arrivals(run, [message])
+    assert (arrival.whole, arrival.node) == (False, devices[0].node)
+    assert "cannot be read" in arrival.error
+
+
+# --- processes that die ---------------------------------------------------------------------------
 
 
 def test_a_killed_device_is_back_at_once_and_gets_its_order_again(
@@ -260,13 +325,13 @@ def test_a_run_that_nobody_claimed_is_closed(link: SuperLink, run: HostedRun) ->
         assert not run._control.stop_run(orphan)  # it has ended already
 
 
-# --- links that fail --------------------------------------------------------------------------------
+# --- links that fail ------------------------------------------------------------------------------
 
 
 def cut_reply(run: HostedRun, device: Device) -> tuple[str, bytes]:
-    """Reply to an order over a link that fails after two of five pieces."""
+    """Reply to an order over a link that fails in the third column."""
     message, got = order(run, device)
-    device.link.heal(up=5 * PIECE_BYTES // 2)
+    device.link.heal(up=5 * COLUMN // 2)
     with pytest.raises(LinkDown):
         device.connection.reply(got.handle, Letter("reply", LONG))
     device.vanish()
@@ -284,19 +349,19 @@ def test_a_cut_reply_is_a_prefix_and_is_completed_by_a_new_process(
         part = run.so_far(message)
         assert part is not None
         assert not part.whole
-        assert part.letter.data == LONG[: 2 * PIECE_BYTES]
+        assert part.letter.data == TWO
         assert run.receive([message]) == []
     device.connect()
     device.link.heal()
     device.connection.reply(handle, Letter("reply", LONG))
-    missing = len(LONG) - 2 * PIECE_BYTES
-    assert missing < device.link.crossed["up"] < missing + PIECE_BYTES
+    missing = len(LONG) - len(TWO)
+    assert missing < device.link.crossed["up"] < missing + COLUMN // 2
     [arrival] = arrivals(run, [message])
     assert arrival.whole
     assert arrival.letter.data == LONG
     device.link.heal()
     device.connection.reply(handle, Letter("reply", LONG))  # once more: nothing is wanted
-    assert device.link.crossed["up"] < PIECE_BYTES
+    assert device.link.crossed["up"] < COLUMN
 
 
 def expire_uploads(link: SuperLink) -> None:
@@ -326,7 +391,7 @@ def test_an_upload_that_expired_after_it_was_read_stays_a_prefix(
     [arrival] = arrivals(run, [message])
     assert "expired" in arrival.error
     assert not arrival.whole
-    assert arrival.letter.data == LONG[: 2 * PIECE_BYTES]
+    assert arrival.letter.data == TWO
     device.connect().reply(handle, Letter("reply", LONG))  # nobody wants it
 
 
@@ -346,21 +411,19 @@ def test_a_reply_that_was_forgotten_is_not_wanted(run: HostedRun, devices: list[
 def test_a_cut_order_is_a_prefix(run: HostedRun, devices: list[Device]) -> None:
     device = devices[2]
     [message] = run.send([(device.node, Letter("order", LONG))])
-    device.link.heal(down=7 * PIECE_BYTES // 2)
+    device.link.heal(down=5 * COLUMN // 2)
     got = receive(device)
     assert not got.whole
-    assert got.letter.data == LONG[: 3 * PIECE_BYTES]
+    assert got.letter.data == TWO
     device.link.heal()
     device.connection.reply(got.handle, Letter("reply", b"padded"))
     assert arrivals(run, [message])[0].letter.data == b"padded"
 
 
-def test_an_order_of_which_nothing_came_comes_later(
-    run: HostedRun, devices: list[Device]
-) -> None:
+def test_an_order_of_which_nothing_came_comes_later(run: HostedRun, devices: list[Device]) -> None:
     device = devices[2]
-    [message] = run.send([(device.node, Letter("order", LONG))])
-    device.link.heal(down=PIECE_BYTES // 2)
+    [message] = run.send([(device.node, Letter("order", COLUMNS[0]))])
+    device.link.heal(down=COLUMN // 2)
     with pytest.raises(LinkDown):
         device.connection.receive()
     device.link.heal()

@@ -75,8 +75,8 @@ class Connection:
             self._api.close()
             raise
         _write(self._node_file, str(self.node_id).encode())
-        self._given: bytes | None = None  # the handle of the letter that was given last
-        self._waiting = self._left_over()
+        self._waiting = self._left_over()  # the envelope of a letter that is not settled yet
+        self._given = False  # whether `receive` has returned that letter
         self._last_reply: tuple[int, str] | None = None  # run and id of the message
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._heart.start()
@@ -159,8 +159,8 @@ class Connection:
             pause = min(2 * pause, _LONGEST_PAUSE)
         heading = message.heading
         order = _Order(run, self.node_id, message.id, heading.written, heading.kept)
-        self._given = json.dumps(order).encode()
-        return Received(incoming.letter, incoming.whole, self._given)
+        self._given = True
+        return Received(incoming.letter, incoming.whole, json.dumps(order).encode())
 
     def reply(self, handle: bytes, letter: Letter) -> None:
         """Send the reply to a letter; called again with the same values it sends what is missing.
@@ -169,6 +169,10 @@ class Connection:
         `patience` seconds without the server, NotEnrolled, and RunGone.
         """
         order = _Order(*json.loads(handle))
+        if order.node != self.node_id:
+            raise RunGone(
+                "this order came to another node: the device has been enrolled anew since"
+            )
         heading = Heading(
             run=order.run,
             sender=order.node,
@@ -181,13 +185,14 @@ class Connection:
         )
         packed = pack(letter, heading)
         self._patiently(lambda: self._upload(order, packed))
-        self._last_reply = (order.run, packed.envelope.id)
-        if handle == self._given:
+        self._last_reply = (order.run, packed.sealed.id)
+        if self._waiting and flower_api.open_pulled(self._waiting).id == order.message:
+            self._given = True  # maybe to an earlier process
             self._settle()
 
     def _upload(self, order: _Order, packed: Packed) -> None:
         for _ in range(3):
-            wanted, session = self._api.push_message(order.node, packed.envelope)
+            wanted, session = self._api.push_message(order.node, packed.sealed)
             if not wanted:
                 wanted, session = self._missing(order, packed), ""
             if all(
@@ -228,21 +233,19 @@ class Connection:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _settle(self) -> None:
-        """Confirm the letter that was given last: its receiver has it."""
-        if self._given is None:
-            return
-        order = _Order(*json.loads(self._given))
-        with contextlib.suppress(RunGone):
-            self._api.confirm(order.node, order.run, order.message)
-        self._given = None
-        self._drop()
+        """Release the letter that was given last: its receiver has it."""
+        if self._given:
+            message = flower_api.open_pulled(self._waiting)
+            with contextlib.suppress(RunGone):
+                self._api.confirm(self.node_id, message.heading.run, message.id)
+            self._drop()
 
     def _drop(self) -> None:
-        self._waiting = b""
+        self._waiting, self._given = b"", False
         self._incoming_file.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Leave: the server gives up the orders of this device that have no reply."""
+        """Say that the device leaves: its orders that have no reply are given up."""
         if self._stop.is_set():
             return
         self._stop.set()

@@ -2,7 +2,7 @@
 
 The envelope is the outside of a Flower message. It says what kind of letter it is, what is told
 beside it, and which pieces it has. Short data stands on it too, so that a short letter has none.
-Longer data is cut into pieces where the frames of a wire message end, each an object of Flower.
+Longer data is cut into pieces where frames of a wire message end, each an object of Flower.
 Its id is a hash of its content, so a piece that many devices get reaches the SuperLink once. The
 envelope is sent first and the pieces in order: what has come in is always a prefix.
 
@@ -25,6 +25,7 @@ from anyfleet.runtime.flower.flower_api import Heading, Missing, Opened, Sealed
 Value = str | int | float | bytes
 
 PIECE_BYTES = 1 << 20  # one request each; a slow link must carry one within minutes
+JOINED_BYTES = 1 << 14  # frames that are no longer together share a piece: requests cost time
 SHORT_BYTES = 1 << 11  # data that stands on the envelope
 NOTE_BYTES = 1 << 20  # an envelope that says more is refused
 _LEAD_BYTES = 4  # of a wire message; `anyfleet.wire.frames`
@@ -40,23 +41,29 @@ class Letter:
 
 
 class Packed(NamedTuple):
-    """A letter that is ready to send: the envelope, and the objects in the order to send them."""
+    """A letter that is ready to send: its envelope, and the objects in the order to send them."""
 
-    envelope: Sealed
+    sealed: Sealed
     objects: tuple[tuple[str, bytes], ...]  # by id; the first is the envelope's own
 
 
 def cut_pieces(data: bytes) -> Iterator[bytes]:
     """Yield data in pieces, cut where frames of a wire message end, and none too large."""
-    begin = 0
-    for end in _ends(data):
-        for start in range(begin, end, PIECE_BYTES):
-            yield data[start : min(end, start + PIECE_BYTES)]
-        begin = end
+    begin = end = 0
+    for following in _frame_ends(data):
+        if following - begin > JOINED_BYTES:
+            yield from _at_most(data[begin:end])
+            begin = end
+        end = following
+    yield from _at_most(data[begin:end])
 
 
-def _ends(data: bytes) -> Iterator[int]:
-    """Yield where pieces must end: after every frame, as far as these bytes have frames."""
+def _at_most(data: bytes) -> Iterator[bytes]:
+    return (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
+
+
+def _frame_ends(data: bytes) -> Iterator[int]:
+    """Yield where frames end, as far as these bytes have any, and at last where the data ends."""
     at = _LEAD_BYTES
     while data[:2] == b"AF" and at + FRAME_BYTES <= len(data):
         at += FRAME_BYTES + int.from_bytes(data[at : at + 4], "little")
@@ -101,7 +108,7 @@ def _from_json(value: object) -> Value:
     raise BadMessage(f"an envelope with a value of type {type(value).__name__}", "envelope")
 
 
-class Envelope(NamedTuple):
+class OpenEnvelope(NamedTuple):
     """What an envelope says."""
 
     kind: str
@@ -110,7 +117,7 @@ class Envelope(NamedTuple):
     data: bytes
 
 
-def read_envelope(message: Opened) -> Envelope:
+def read_envelope(message: Opened) -> OpenEnvelope:
     """Return what an envelope says; raise BadMessage for one that cannot be read."""
     note = message.heading.note
     if len(note) > NOTE_BYTES:
@@ -124,7 +131,7 @@ def read_envelope(message: Opened) -> Envelope:
         raise BadMessage("an envelope that cannot be read", "envelope") from error
     if not isinstance(data, bytes) or not message.objects.issuperset(pieces):
         raise BadMessage("an envelope that does not fit its pieces", "envelope")
-    return Envelope(kind, about, pieces, data)
+    return OpenEnvelope(kind, about, pieces, data)
 
 
 class Incoming:
@@ -153,7 +160,7 @@ class Incoming:
         return Letter(self._envelope.kind, b"".join(self._found), self._envelope.about)
 
     def fetch(self, pull: Callable[[str], bytes | Missing]) -> Missing | None:
-        """Pull pieces until one is missing, and return why; None: all are there.
+        """Take pieces until one is missing, and return why; None: all are there.
 
         Raises BadMessage for a piece that is none of this letter, or for too many bytes.
         """

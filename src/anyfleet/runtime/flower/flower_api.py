@@ -2,15 +2,18 @@
 
 Flower's internals are used, which change with every version: one version is pinned, no other
 module imports `flwr`, and a contract test compares all that is used here with what is installed.
-Calls raise LinkError or a subclass, whatever Flower or its HTTP client raise. None is repeated here.
+Calls raise LinkError or a subclass, whatever Flower or its HTTP client raise; none is repeated.
 """
 
 import hashlib
 import io
 import ssl
 import zipfile
+from base64 import b64encode
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 
 import httpx
@@ -25,7 +28,12 @@ except ModuleNotFoundError as missing:
 
 from flwr.app import DEFAULT_TTL, ConfigRecord, Metadata, RecordDict
 from flwr.app.message import make_message
-from flwr.common.constant import HEARTBEAT_MIN_INTERVAL, SUPERLINK_NODE_ID, SubStatus
+from flwr.common.constant import (
+    HEARTBEAT_MIN_INTERVAL,
+    SUPERLINK_NODE_ID,
+    TIMESTAMP_HEADER,
+    SubStatus,
+)
 from flwr.common.serde import message_to_proto
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
@@ -60,11 +68,18 @@ from flwr.proto.runtime_pb2 import (
     PushTaskOutputRequest,
     SendTaskHeartbeatRequest,
 )
-from flwr.supercore.constant import NodeStatus, TaskType
+from flwr.supercore.constant import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    NodeStatus,
+    TaskType,
+)
 from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.date import now
 from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.inflatable.inflatable_object import get_object_id
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.primitives.asymmetric import sign_message
 from flwr.supercore.protobuf.client import (
     ProtobufCall,
     ProtobufClientInterceptor,
@@ -73,7 +88,6 @@ from flwr.supercore.protobuf.client import (
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
 from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 VERSION = flwr.__version__
 HEARTBEAT_SECONDS = float(HEARTBEAT_MIN_INTERVAL)  # a node is offline after two of these
@@ -224,13 +238,51 @@ class _VersionHeaders:
         return call_next(context)
 
 
+class _Signature:
+    """Signs calls with a device's key, at the time that the server's clock shows.
+
+    Flower's own interceptor signs the time of the device, whose clock may be wrong: small boards
+    have none that goes on while they are off. The SuperLink refuses a time that is seconds ahead.
+    """
+
+    def __init__(self, key: ec.EllipticCurvePrivateKey) -> None:
+        self._key = key
+        self._public = b64encode(public_bytes(key.public_key())).decode("ascii")
+        self._ahead = timedelta()  # how far the server's clock is ahead of this one
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        """Add the headers and make the call, once more if the clocks are found to differ."""
+        response = self._signed(context, call_next)
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            with suppress(KeyError, TypeError, ValueError):
+                ahead = parsedate_to_datetime(response.headers["date"]) - now()
+                if abs(ahead - self._ahead) > timedelta(seconds=2):
+                    self._ahead = ahead
+                    return self._signed(context, call_next)
+        return response
+
+    def _signed(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        stamp = (now() + self._ahead).isoformat()
+        signature = sign_message(self._key, stamp.encode("ascii"))
+        context.request.headers.update(
+            {
+                FLEET_HTTP_PUBLIC_KEY_HEADER: self._public,
+                TIMESTAMP_HEADER: stamp,
+                FLEET_HTTP_SIGNATURE_HEADER: b64encode(signature).decode("ascii"),
+            }
+        )
+        return call_next(context)
+
+
 @contextmanager
 def _calling(address: str, refused: type[LinkError]) -> Iterator[None]:
     """Raise what goes wrong in a call as a LinkError; `refused` stands for status 401."""
     try:
         yield
     except httpx.TransportError as error:
-        raise LinkDown(f"{address} cannot be reached: {str(error) or type(error).__name__}") from error
+        raise LinkDown(
+            f"{address} cannot be reached: {str(error) or type(error).__name__}"
+        ) from error
     except httpx.HTTPStatusError as error:
         raise _status_error(address, error.response, refused) from error
     except ValueError as error:
@@ -243,10 +295,7 @@ def _status_error(address: str, response: httpx.Response, refused: type[LinkErro
         return LinkDown(f"{address} is not ready (status {status})")
     if status == httpx.codes.UNAUTHORIZED:
         if refused is NotEnrolled:
-            return NotEnrolled(
-                f"{address} refuses this device's key: it is unknown or revoked, "
-                "or the clocks differ by minutes"
-            )
+            return NotEnrolled(f"{address} refuses this device's key: it is unknown or revoked")
         if refused is RunGone:
             return RunGone(f"{address} says that the run has ended")
         return LinkError(f"{address} refuses the secret of this server")
@@ -280,7 +329,7 @@ class FleetApi:
         self._public = key.public_key()
         marks: list[ProtobufClientInterceptor] = [
             _VersionHeaders("SuperNode"),
-            NodeAuthHttpInterceptor(key, self._public),
+            _Signature(key),
         ]
         trust = _context(ca)
         self._calls, self._uploads = (
@@ -377,6 +426,20 @@ def open_pulled(data: bytes) -> Opened:
         raise ValueError(f"not a pulled message: {type(error).__name__}") from error
 
 
+def names_another_sender(pushed: bytes) -> bool:
+    """Return whether a body for /v1/fleet/push-messages holds a reply in another node's name.
+
+    The SuperLink compares the key with the node of the request, but not with the sender that its
+    messages state. Whatever stands before it must refuse these, and bodies that cannot be read.
+    """
+    request = PushMessagesRequest()
+    try:
+        request.ParseFromString(pushed)
+    except Exception:  # noqa: BLE001 - protobuf's own, for bytes that anybody may have sent
+        return True
+    return any(each.metadata.src_node_id != request.node.node_id for each in request.messages_list)
+
+
 def public_bytes(key: ec.EllipticCurvePublicKey) -> bytes:
     """Return a public key in the form that Flower compares: PEM."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -411,7 +474,7 @@ class ControlApi:
         return run
 
     def stop_run(self, run: int) -> bool:
-        """End a run and remove its messages; False: it was not running."""
+        """Cancel a run and remove its messages; return whether it was running."""
         try:
             with _calling(self._address, LinkError):
                 return bool(self._client.StopRun(StopRunRequest(run_id=run)).success)
@@ -431,7 +494,7 @@ class ControlApi:
         ]
 
     def register(self, key: bytes, name: str) -> int:
-        """Enrol a public key (PEM) and return the id of its node."""
+        """Add a public key (PEM) to those enrolled, and return the id of its node."""
         with _calling(self._address, LinkError):
             return int(
                 self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id
@@ -468,7 +531,7 @@ class RuntimeApi:
             return int(self._client.PullTaskInput(PullTaskInputRequest()).run.run_id)
 
     def finish(self, how: str) -> None:
-        """End the run: COMPLETED, FAILED or STOPPED."""
+        """Close the run: COMPLETED, FAILED or STOPPED."""
         request = PushTaskOutputRequest(sub_status=how, details="")
         with _calling(self._address, RunGone):
             self._client.PushTaskOutput(request)
@@ -535,7 +598,7 @@ SERVER_NODE = int(SUPERLINK_NODE_ID)
 
 
 def claim_run(address: str, *, ca: bytes, secret: bytes) -> RuntimeApi | None:
-    """Claim the oldest run that waits for a server; return None if none waits."""
+    """Take the oldest run that waits for a server; return None if none waits."""
     signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE})
     client = RuntimeHttpClient(
         f"https://{address}",

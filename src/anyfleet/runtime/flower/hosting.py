@@ -61,7 +61,7 @@ class _Reply:
 
 
 class HostedRun:
-    """A run of which this process is the server.
+    """A run of which this process is the server; one thread may use it.
 
     All calls wait up to a minute for a SuperLink that is away, then raise LinkDown. They raise
     RunGone once the SuperLink has ended the run, as it does with one whose server is away for a
@@ -93,7 +93,7 @@ class HostedRun:
         self._heart.start()
 
     def _claim(self, address: str, ca: bytes, secret: bytes) -> RuntimeApi:
-        """Claim this run, and end older ones that wait for servers which are gone."""
+        """Take this run, and close older ones that wait for servers which are gone."""
         while True:
             api = _patiently(lambda: flower_api.claim_run(address, ca=ca, secret=secret))
             if api is None:
@@ -146,7 +146,7 @@ class HostedRun:
         ]
         if not packed:
             return []
-        objects, envelopes = in_order(packed), [each.envelope for each in packed]
+        objects, envelopes = in_order(packed), [each.sealed for each in packed]
         accepted = _patiently(lambda: self._upload(envelopes, objects))
         for sealed, (node, _), taken in zip(envelopes, letters, accepted, strict=True):
             if taken:
@@ -191,7 +191,7 @@ class HostedRun:
         return reply.arrival(message)
 
     def forget(self, message: str) -> None:
-        """Want no more of a message and its reply: what is there is removed."""
+        """Remove a message and its reply: no more of it is wanted."""
         if message in self._coming:
             self._finish(message)
         elif message in self._open:
@@ -223,7 +223,7 @@ class HostedRun:
         return reply
 
     def _fetch(self, reply: _Reply) -> bool:
-        """Pull the pieces that are there; return whether nothing more will come."""
+        """Take the pieces that are there; return whether nothing more will come."""
         incoming = reply.incoming
         if reply.error or incoming is None:
             return True
@@ -247,11 +247,11 @@ class HostedRun:
         _patiently(lambda: self._api.confirm(self.run_id, message))
 
     def stop_run(self, run_id: int) -> None:
-        """End a run, usually one of a server that is gone, and remove its messages."""
+        """Cancel a run, usually one of a server that is gone, and remove its messages."""
         _patiently(lambda: self._control.stop_run(run_id))
 
     def close(self, failed: bool = False) -> None:
-        """End the run; its messages are removed, and replies to them are refused."""
+        """Close the run; its messages are removed, and replies to them are refused."""
         if self._stop.is_set():
             return
         self._stop.set()
@@ -287,7 +287,7 @@ def _patiently(call: Callable[[], T]) -> T:
 
 
 def register_node(address: str, *, ca: bytes, public_key: bytes, name: str) -> int:
-    """Enrol a public key (PEM or OpenSSH) and return its node's id, also if it is enrolled."""
+    """Return the id of the node with this public key (PEM or OpenSSH), enrolled if it was not."""
     load = load_pem_public_key if public_key.startswith(b"-----") else load_ssh_public_key
     key = load(public_key)
     if not isinstance(key, ec.EllipticCurvePublicKey):
