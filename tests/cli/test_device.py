@@ -193,6 +193,15 @@ def test_mistakes_are_said_before_it_joins(
     assert told in done.output + repr(done.exception)
 
 
+def test_without_the_extra_it_is_said_what_to_install(
+    device: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "anyfleet.runtime.flower.connection", None)
+    done = invoke("join", device, "--data", "x.npz")
+    assert done.exit_code == 1
+    assert "install anyfleet[fleet]" in done.output
+
+
 # --- the unit ---------------------------------------------------------------------------------
 
 
