@@ -144,10 +144,11 @@ def test_a_device_that_is_switched_off_fails_its_order_and_no_more(made: Make) -
     fleet, near = made()
     rounds = run(fedavg(count=TASK.devices, lr=0.1), TASK, fleet, 0)
     next(rounds)
-    near.post.links[2].letters = _Never()
     near.stop(2)
+    assert fleet.ready() == TASK.devices - 1
     found = next(rounds)
-    assert [each for each in found.ledger.failure if each] == []  # it was not even asked
+    assert 2 not in found.ledger.device  # it was not even asked
+    assert set(found.ledger.failure) == {""}
     near.start(2)
     gathered(fleet, TASK.devices)
     found = next(rounds)
@@ -195,6 +196,7 @@ def test_a_device_that_joins_takes_part_from_the_next_round_on(made: Make) -> No
     near.enrol(3)
     near.start(3)
     gathered(fleet, 4)
+    next(rounds)  # which had begun already
     assert sorted(next(rounds).ledger.device) == [0, 1, 2, 3]
 
 
@@ -203,6 +205,7 @@ def test_a_device_that_is_revoked_is_asked_no_more(made: Make) -> None:
     rounds = run(fedavg(count=TASK.devices, lr=0.1), TASK, fleet, 0)
     next(rounds)
     near.roster.rows[1] = dataclasses.replace(near.roster.rows[1], revoked="now")
+    assert fleet.ready() == 3
     assert sorted(next(rounds).ledger.device) == [0, 2, 3]
     assert fleet.status().devices[1].state == "revoked"
 

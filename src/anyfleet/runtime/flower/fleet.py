@@ -31,14 +31,15 @@ from anyfleet.runtime.flower.envelopes import Letter, Value
 from anyfleet.runtime.flower.fleet_state import FleetState
 from anyfleet.runtime.flower.hosting import Arrival, Node
 from anyfleet.runtime.replayed import Arrived
-from anyfleet.wire import encode_order
+from anyfleet.wire import encode_offer, encode_order
 from anyfleet.wire.check_in import CheckInReport, decode_check_in, decode_choice
 from anyfleet.wire.inbox import Inbox
 
-_LOOK = 0.5  # seconds between two looks at who is online
+_LOOK = 0.2  # seconds between two looks at who is online
 _POLL = 0.05  # seconds between two looks for replies, at least
 _MESSAGES = 100  # outstanding messages that are looked for in a second of polling
 _LONGEST = 500  # letters of a reason that a device gives
+_MARGIN = 60.0  # seconds that a message is kept longer than anybody waits for its reply
 
 State = Literal["enrolled", "refused", "offline", "checking in", "free", "working", "revoked"]
 
@@ -250,6 +251,8 @@ class FlowerFleet:
 
     def free(self, devices: Ints) -> Flags:
         """Return which devices are online, have checked in, and have nothing to do."""
+        self._look()
+        self._receive()
         known = [self._fleet[number] for number in devices.tolist()]
         return np.array([each.entered and self._is_free(each) for each in known], dtype=bool)
 
@@ -295,7 +298,8 @@ class FlowerFleet:
     def _dispatch(self, orders: Sequence[Cohort], *, offered: bool) -> None:
         began, fresh = self.now(), []
         for order in orders:
-            sent = _Sent(order, began, offered, data=encode_order(order, self._task))
+            encode = encode_offer if offered else encode_order
+            sent = _Sent(order, began, offered, data=encode(order, self._task))
             number = int(order.id[0])
             self._sent[number], self._next = sent, max(self._next, number + 1)
             self._of(sent).order = number
@@ -320,7 +324,8 @@ class FlowerFleet:
             )
             for each, device in ready
         ]
-        messages = self._post.send(letters) if letters else []
+        kept = self._patience.order + _MARGIN
+        messages = self._post.send(letters, kept) if letters else []
         for (each, device), message in zip(ready, messages, strict=True):
             each.message = device.busy = message
             device.changed = self.now()
