@@ -152,7 +152,7 @@ def test_a_task_without_classes_is_refused_before_the_run() -> None:
 
 @cache
 def scores(name: str) -> dict[str, float]:
-    """Accuracy and loss of the model and of its half after eight rounds, without narrow devices.
+    """Accuracy and loss of the model and of its half after fifteen rounds, without narrow devices.
 
     In stacks: what they hold is the same, and it is quicker.
     """
@@ -160,7 +160,7 @@ def scores(name: str) -> dict[str, float]:
     make = {**MAKERS, "fedavg": fedavg}[name]
     widths = {} if name == "fedavg" else {"widths": (1.0,)}
     method = make(count=8, **widths, **SETTINGS)
-    last = small.steps(method, task, 8, engine=Stacked())[-1]
+    last = small.steps(method, task, 15, engine=Stacked())[-1]
     found: dict[str, float] = {}
     for width in (1.0, 0.5):
         part = task.blueprint.prefix(width)
