@@ -242,7 +242,7 @@ def flower(work: Workload, options: Options, workers: int) -> list[float]:
     client, server = ClientApp(), ServerApp()
     took: list[float] = []
 
-    @client.train()  # type: ignore[untyped-decorator]
+    @client.train()
     def train(message: Message, context: Context) -> Message:
         from benchmarks import measuring, peers
 
@@ -255,23 +255,24 @@ def flower(work: Workload, options: Options, workers: int) -> list[float]:
         user = int(context.node_config["partition-id"])
         mine = slice(user * own.samples, (user + 1) * own.samples)
         net = measuring.new_net(own).to(device).train()
-        net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        arrays: Any = message.content["arrays"]
+        net.load_state_dict(arrays.to_torch_state_dict())
         with measuring.tf32(precision == "tf32"):
             peers.local_sgd(net, x[mine].to(device), y[mine].to(device), own, asked)
-        content = {
+        content: dict[str, Any] = {
             "arrays": ArrayRecord(net.state_dict()),
             "metrics": MetricRecord({"num-examples": own.samples}),
         }
         return Message(RecordDict(content), reply_to=message)
 
-    class Timed(FedAvg):  # type: ignore[misc]
+    class Timed(FedAvg):
         """FedAvg that notes when rounds begin."""
 
         def configure_train(self, *given: Any, **named: Any) -> Any:
             took.append(time.perf_counter())
             return super().configure_train(*given, **named)
 
-    @server.main()  # type: ignore[untyped-decorator]
+    @server.main()
     def main(grid: Grid, _: Context) -> None:
         strategy = Timed(
             fraction_train=work.cohort / work.users,
@@ -283,7 +284,7 @@ def flower(work: Workload, options: Options, workers: int) -> list[float]:
         # One more: a round ends where the next begins.
         strategy.start(grid, start, num_rounds=options.warm + options.rounds + 1)
 
-    share = {"num_cpus": 1.0, "num_gpus": 1 / workers if options.cuda else 0.0}
+    share: Any = {"num_cpus": 1.0, "num_gpus": 1 / workers if options.cuda else 0.0}
     run_simulation(
         server,
         client,

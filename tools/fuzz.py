@@ -2,12 +2,14 @@
 
     python -m tools.fuzz [COUNT [SEED]]
 
-Orders and replies of several methods, with every codec of the package, are mutated, truncated,
-spliced, and lie about lengths; then they are read as a device or a server would, under a limit of
-memory for all and of time for each. Exits with 1 when anything else escapes, when a codec fails
-otherwise than by refusing, or when what was read does not have the right shapes.
+Orders and replies of several methods, with every codec of the package, and check-ins and choices
+are mutated, truncated, spliced, and lie about lengths; then they are read as a device or a server
+would, under a limit of memory for all and of time for each. Exits with 1 when anything else
+escapes, when a codec fails otherwise than by refusing, or when what was read does not have the
+right shapes.
 """
 
+import math
 import resource
 import signal
 import sys
@@ -30,12 +32,14 @@ from rich.table import Table
 from tools.mangling import mangled
 from torch import nn
 
+from anyfleet.core.check_in import Choices, OrderChoices
 from anyfleet.core.client import work
 from anyfleet.core.device_state import DeviceState
 from anyfleet.core.messages import Kind
 from anyfleet.core.method import Method
 from anyfleet.core.orders import NOTHING, Cohort, IssuedOrders
 from anyfleet.core.planning import PlanningState, load_models, plan_cohort
+from anyfleet.core.return_checks import Caller, chosen
 from anyfleet.core.screening import Screen
 from anyfleet.core.server import Server
 from anyfleet.core.slots import Codec
@@ -51,7 +55,17 @@ from anyfleet.parts.norm import Tracked
 from anyfleet.parts.plan import WidthMenu
 from anyfleet.runtime import Limits, Simulated
 from anyfleet.tasks import Data, Split, Task
-from anyfleet.wire import decode_order, decode_reply, encode_order, encode_reply
+from anyfleet.wire import (
+    CheckInReport,
+    decode_check_in,
+    decode_choice,
+    decode_order,
+    decode_reply,
+    encode_check_in,
+    encode_choice,
+    encode_order,
+    encode_reply,
+)
 from anyfleet.world import Fleet
 
 MEMORY = 256 << 20  # bytes that reading may take beyond what is there before
@@ -68,8 +82,12 @@ class Case:
     task: Task
     up: bool
 
-    def read(self, data: bytes) -> Cohort | Replies:
+    def read(self, data: bytes) -> Cohort | Replies | CheckInReport | OrderChoices:
         """Return the message as its receiver reads it."""
+        if self.data[2:3] == b"i":
+            return decode_check_in(data)
+        if self.data[2:3] == b"c":
+            return decode_choice(data, self.order)
         if self.up:
             return decode_reply(data, self.order, self.task)
         return decode_order(data, self.task)
@@ -178,7 +196,30 @@ def messages() -> list[Case]:
             held = work(fetch, done.states, task)
             found.append(Case(encode_order(fetch, task), fetch, task, up=False))
             found.append(Case(encode_reply(held.replies, fetch, task), fetch, task, up=True))
-    return found
+    return found + _check_ins(task)
+
+
+def _check_ins(task: Task) -> list[Case]:
+    """Return what a device says before it is given a model: reports, and choices from a menu."""
+    method = replace(fedavg(lr=0.1, batch_size=4), plan=WidthMenu((1.0, 0.5)))
+    order = _order(method, task, 1.0, Kind.TRAIN)
+    known = {"speed": 1e9, "battery": float("inf"), "memory": 4e9, "load": 1.0, "loss": 2.0}
+    report = CheckInReport("0.1", "0" * 64, 20, 4, 0, 1.0, known)
+    nothing = replace(last_choice(order), declined=("too slow",))
+    return [
+        Case(data, order, task, up=True)
+        for data in (
+            encode_check_in(report),
+            encode_choice(last_choice(order), order),
+            encode_choice(nothing, order),
+        )
+    ]
+
+
+def last_choice(order: Cohort) -> Choices:
+    """Return the choice of the last entry of an order's menu."""
+    entry = np.array([len(order.menu_of(0)) - 1])
+    return Choices(entry, order.hyperparameters, np.array([0.5]), ("",))
 
 
 # --- reading what was spoilt ------------------------------------------------------------------
@@ -220,8 +261,16 @@ def _tell(tally: Tally, case: Case, data: bytes) -> None:
     tally.slowest = max(tally.slowest, time.perf_counter() - start)
 
 
-def _judged(found: Cohort | Replies, case: Case) -> str:
+def _judged(found: Cohort | Replies | CheckInReport | OrderChoices, case: Case) -> str:
     """Return "accepted", or why the server refuses the values; raise for wrong shapes."""
+    if isinstance(found, CheckInReport):
+        if any(map(math.isnan, found.conditions.values())) or not 0 < found.column_width <= 1:
+            raise AssertionError(f"{found} was accepted")
+        return ACCEPTED
+    if isinstance(found, OrderChoices):
+        caller = Caller("choose", case.order.job.choose, 0)
+        chosen(found.choices, caller, [len(case.order.menu_of(0))])
+        return ACCEPTED
     order = case.order if isinstance(found, Replies) else found
     width = float(found.delivered_width[0])
     part = narrowed(order.slices[0], width, case.task.blueprint) if width else order.slices[0]

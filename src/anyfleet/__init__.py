@@ -8,7 +8,8 @@
 What a run is made of: `tasks` (what is learned), `methods` (one paper, one function), `parts` (what
 fills the slots of a method, and how to write one), `world` (the simulated fleet), `runtime`
 (engines). What comes out: `analysis`, `store`. Several runs: `study`, `together`. Beneath: `core`,
-`elastic`, `measure`, `formulas`, `wire`, `config`, `hardware`, `papers`.
+`elastic`, `measure`, `formulas`, `wire`, `config`, `hardware`, `papers`. Real fleets: `deployment`
+(the server), `device`.
 """
 
 import typing
@@ -20,6 +21,8 @@ if typing.TYPE_CHECKING:
         cli,
         config,
         core,
+        deployment,
+        device,
         elastic,
         errors,
         experiment,
@@ -68,6 +71,8 @@ __all__ = [
     "cli",
     "config",
     "core",
+    "deployment",
+    "device",
     "elastic",
     "errors",
     "experiment",

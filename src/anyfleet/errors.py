@@ -5,6 +5,10 @@ AnyfleetError
 ├── BadName             a `use` that is malformed, not allowed, or not there (also a ValueError)
 ├── BadReturn           a part returned what its slot does not allow (also a ValueError)
 ├── ConfigError         a run file or an override is wrong; holds all problems at once
+├── LinkError           the link between a server and its devices does not work as it should
+│   ├── LinkDown            the other side cannot be reached; try again later
+│   ├── NotEnrolled         the server does not know this device's key, or has revoked it
+│   └── RunGone             the run that a message belongs to has ended
 ├── MissingData         a data set is not on this machine; says where to get it
 ├── Refusal             values that a part cannot take, all at once (also a ValueError)
 │   ├── BadCall             a call with unknown names or unfit values (also a TypeError)
@@ -35,10 +39,14 @@ __all__ = [
     "BadReturn",
     "CompositionError",
     "ConfigError",
+    "LinkDown",
+    "LinkError",
     "MissingData",
+    "NotEnrolled",
     "Problem",
     "ProgramError",
     "Refusal",
+    "RunGone",
     "SliceError",
     "StoreError",
     "TraceError",
@@ -103,6 +111,22 @@ def refuse(complaints: Iterable[str]) -> None:
 
 class StoreError(AnyfleetError):
     """A run folder that cannot be written, read or resumed; says what, where and what to do."""
+
+
+class LinkError(AnyfleetError):
+    """The link between a server and its devices does not work as it should."""
+
+
+class LinkDown(LinkError):
+    """The other side of the link cannot be reached; the same call may work later."""
+
+
+class NotEnrolled(LinkError):
+    """The server does not know this device's key, or has revoked it."""
+
+
+class RunGone(LinkError):
+    """The run that a message belongs to has ended; nobody waits for it any longer."""
 
 
 class MissingData(AnyfleetError):

@@ -37,7 +37,7 @@ from anyfleet.core.loop import Reply, Round, run
 from anyfleet.core.messages import Kind, SubModelSize
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
-from anyfleet.core.seam import Snapshot
+from anyfleet.core.seam import Runtime, Snapshot
 from anyfleet.elastic import cost
 from anyfleet.errors import (
     AnyfleetError,
@@ -368,12 +368,18 @@ class Prepared:
     world: World
     execution: Execution
 
-    def play(self, resume: State | None = None) -> Iterator[RoundResult]:
-        """Yield the result of every round, from the beginning or after the round of a state."""
+    def play(
+        self, resume: State | None = None, runtime: Runtime | None = None
+    ) -> Iterator[RoundResult]:
+        """Yield the result of every round, from the beginning or after the round of a state.
+
+        The fleet is `runtime`; None: the simulated one.
+        """
         experiment, task, world = self.experiment, self.task, self.world
         groups = named([group.name for group in world.groups], world.group)
-        engine, limits = _named(experiment.engine), experiment.limits
-        runtime = Simulated(task, world, engine=engine, limits=limits)
+        if runtime is None:
+            engine, limits = _named(experiment.engine), experiment.limits
+            runtime = Simulated(task, world, engine=engine, limits=limits)
         record, snapshot = replace(_START, metric=main_metric(task.metrics)), None
         if resume is not None:
             runtime.restore(resume.fleet)

@@ -347,6 +347,8 @@ def test_many_classes_are_told_by_their_ends() -> None:
         ("methods", "NAME is a method"),
         ("parts", "SLOT is one of them"),
         ("fleet profile", "FILE is a run file"),
+        ("fleet init", "FILE is a run file"),
+        ("fleet add", "NAME is a name"),
     ],
 )
 def test_help_explains_arguments(command: str, told: str) -> None:

@@ -33,14 +33,12 @@ ORDERS = orders(heterofl(widths=(0.5,), lr=0.1, batch_size=8), TASK, [2, 5, 7])
 ISSUED = IssuedOrders.of(ORDERS)
 
 
-def ledger() -> LedgerWriter:
-    devices = Devices(
-        level=np.arange(8),
-        samples=np.full(8, 30),
-        group=np.zeros(8, dtype=int),
-        column_width=np.ones(8),
-    )
-    return LedgerWriter(devices, TASK.blueprint)
+DEVICES = Devices(
+    level=np.arange(8),
+    samples=np.full(8, 30),
+    group=np.zeros(8, dtype=int),
+    column_width=np.ones(8),
+)
 
 
 def charges(orders: IssuedOrders, **spent: float) -> Charges:
@@ -49,7 +47,7 @@ def charges(orders: IssuedOrders, **spent: float) -> Charges:
 
 
 def filled() -> Ledger:
-    book = ledger()
+    book = LedgerWriter(TASK.blueprint)
     last, first, middle = (ISSUED.take([row]) for row in (2, 0, 1))
     reply = work(ORDERS.take([0]), (DeviceState(),), TASK).replies
     book.failed(last, charges(last), ("no battery",))
@@ -65,7 +63,7 @@ def filled() -> Ledger:
     came = RepliedOrders.of(first, reply, spent, np.ones(1), job=job, blueprint=blueprint)
     book.replied(came, ("",))
     book.failed(middle, charges(middle, compute_seconds=4.0, compute_joules=3.0), ("died",))
-    return book.close(round_index=6, now=9.0)
+    return book.close(DEVICES, round_index=6, now=9.0)
 
 
 def test_rows_are_sorted_by_order_and_know_their_round() -> None:
@@ -97,11 +95,11 @@ def test_plans_are_told_as_they_were() -> None:
 
 
 def test_what_is_closed_is_not_told_again() -> None:
-    book = ledger()
+    book = LedgerWriter(TASK.blueprint)
     order = ISSUED.take([0])
     book.failed(order, charges(order), ("died",))
-    assert len(book.close(0, 2.0)) == 1
-    assert len(book.close(1, 3.0)) == 0
+    assert len(book.close(DEVICES, 0, 2.0)) == 1
+    assert len(book.close(DEVICES, 1, 3.0)) == 0
 
 
 def test_rows_come_back_from_a_file() -> None:
@@ -139,10 +137,10 @@ def test_an_empty_round_has_all_fields() -> None:
 
 
 def test_a_hair_of_rounding_is_no_negative_wait() -> None:
-    book = ledger()
+    book = LedgerWriter(TASK.blueprint)
     order = ISSUED.take([0])
     book.failed(order, charges(order, compute_seconds=2.0), ("died",))
-    assert book.close(0, 3.0 - 1e-15).wait_seconds.tolist() == [0.0]
+    assert book.close(DEVICES, 0, 3.0 - 1e-15).wait_seconds.tolist() == [0.0]
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.25])

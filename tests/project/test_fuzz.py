@@ -10,10 +10,12 @@ from tools import fuzz as tool
 from tools.fuzz import ACCEPTED, ESCAPED, Case, fuzz, messages
 from tools.mangling import mangled
 
+from anyfleet.core.check_in import OrderChoices
 from anyfleet.core.messages import Kind
 from anyfleet.core.orders import Cohort
 from anyfleet.core.stacks import Replies
 from anyfleet.parts import codec as codecs
+from anyfleet.wire import CheckInReport
 from tests.helpers.messages import taken_apart
 
 CASES = messages()
@@ -29,7 +31,9 @@ def test_there_are_messages_of_every_codec_and_kind_both_ways() -> None:
     assert {codecs.TopK(0.15, codecs.Uveq()), codecs.ErrorFeedback(codecs.Fgc())} <= nested
     assert {1, 4} <= {len(taken_apart(case.data)[1]) for case in CASES}
     for case in CASES:
-        assert isinstance(case.read(case.data), Replies if case.up else Cohort)
+        kinds = {b"o": Cohort, b"r": Replies, b"i": CheckInReport, b"c": OrderChoices}
+        assert isinstance(case.read(case.data), kinds[case.data[2:3]])
+    assert {case.data[2:3] for case in CASES} == {b"o", b"r", b"i", b"c"}
 
 
 def test_spoilt_messages_are_refused_for_many_reasons_and_nothing_else_escapes() -> None:

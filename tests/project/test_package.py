@@ -44,7 +44,7 @@ MODULES = [module_of(file) for file in FILES]
 # its own room and from every layer below, not from the other rooms of its layer.
 LAYERS = (
     ("cli",),
-    ("study",),
+    ("study", "device", "deployment"),
     ("analysis experiment hardware store together",),
     ("methods",),
     ("parts", "world runtime wire", "tasks"),

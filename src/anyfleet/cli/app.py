@@ -3,8 +3,10 @@
 Torch takes seconds to import, so that a command imports its work only when it is called.
 """
 
+import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +15,7 @@ from typer.core import TyperGroup
 
 import anyfleet
 from anyfleet.cli.importing import importing
-from anyfleet.cli.stopping import exit_code, terminable
+from anyfleet.cli.stopping import Terminated, exit_code, terminable
 from anyfleet.errors import AnyfleetError, AnyfleetWarning, BadReturn, ConfigError
 from anyfleet.tracebacks import note, raised_inside
 
@@ -511,9 +513,118 @@ def cite(
 
 
 fleet = typer.Typer(
-    help="Show a fleet, or measure this machine as a row of one.", no_args_is_help=True
+    help="Show a simulated fleet, measure this machine as a row of one, or make a real fleet.",
+    no_args_is_help=True,
 )
 app.add_typer(fleet, name="fleet")
+
+FleetDir = Annotated[
+    Path,
+    typer.Argument(metavar="FLEET", help="The folder of a real fleet.", show_default=False),
+]
+DeviceName = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of a device.", show_default=False)
+]
+Days = Annotated[
+    int, typer.Option(min=1, max=3650, help="Days for which the server's certificate is valid.")
+]
+
+
+@fleet.command()
+def init(
+    folder: FleetDir,
+    file: File,
+    *,
+    address: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="Where devices reach the server.", show_default=False
+        ),
+    ],
+    days: Days = 825,
+    allow: Allow = None,
+) -> None:
+    """Make the folder of a real fleet: certificates, a roster, and what every device gets.
+
+    FLEET is the folder to make; it must be new or empty. FILE is a run file (TOML) with the model
+    that the fleet trains.
+    """
+    with importing():
+        from anyfleet.cli.fleet_server import init_fleet
+
+    init_fleet(folder, file, address=address, days=days, allow=allow or [])
+
+
+@fleet.command()
+def add(
+    folder: FleetDir,
+    name: DeviceName,
+    *,
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            help="The device's device.pub; - is the standard input.",
+            show_default="the standard input",
+        ),
+    ] = None,
+) -> None:
+    """Add a device to a real fleet by its public key, also while the fleet is served.
+
+    NAME is a name for the device. Its public key is in device.pub, which `anyfleet device join`
+    makes there.
+    """
+    with importing():
+        from anyfleet.cli.fleet_server import add_device
+
+    add_device(folder, name, key)
+
+
+@fleet.command()
+def remove(folder: FleetDir, name: DeviceName) -> None:
+    """Revoke a device of a real fleet for ever, also while the fleet is served.
+
+    NAME may be enrolled again later, with a new key and as a new device.
+    """
+    with importing():
+        from anyfleet.cli.fleet_server import remove_device
+
+    remove_device(folder, name)
+
+
+@fleet.command(name="list")
+def list_(
+    folder: FleetDir,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """List the devices that were ever enrolled in a real fleet."""
+    with importing():
+        from anyfleet.cli.fleet_server import list_devices
+
+    list_devices(folder, as_json=as_json)
+
+
+@fleet.command()
+def renew(folder: FleetDir, *, days: Days = 825) -> None:
+    """Replace the certificate of a real fleet's server; devices need not be told."""
+    with importing():
+        from anyfleet.cli.fleet_server import renew_server
+
+    renew_server(folder, days=days)
+
+
+@fleet.command()
+def preflight(
+    folder: FleetDir,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """Check a real fleet's server: files, certificates, ports, clock, disk, versions.
+
+    The exit code is 0 if all is well, 1 if something failed, and 3 if there are warnings only.
+    """
+    with importing():
+        from anyfleet.cli.fleet_server import check_server
+
+    raise typer.Exit(check_server(folder, as_json=as_json))
 
 
 @fleet.command()
@@ -580,6 +691,117 @@ def profile(
         from anyfleet.cli.fleet import profile_machine
 
     profile_machine(out, file=file, allow=allow or [], batch=batch, name=name)
+
+
+device = typer.Typer(help="Join a real fleet with this machine.", no_args_is_help=True)
+app.add_typer(device, name="device")
+
+DeviceDir = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR",
+        help="This device's copy of the folder device/ of the fleet.",
+        show_default=False,
+    ),
+]
+DeviceData = Annotated[
+    str,
+    typer.Option(
+        metavar="MODULE:FACTORY|FILE.npz",
+        help="Where its data are: a function without arguments that makes them, or a file with "
+        "arrays x, y and perhaps test_x, test_y. They never leave the device.",
+        show_default=False,
+    ),
+]
+DeviceMemory = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="BYTES",
+        help="Memory that orders may take beside the program and its data.",
+        show_default="what is free",
+    ),
+]
+Nice = Annotated[
+    int, typer.Option(min=0, max=19, help="Niceness: the higher, the more others come first.")
+]
+GivenConditions = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="A JSON file with conditions to report instead of measured ones.",
+        show_default="they are measured",
+    ),
+]
+Level = Annotated[int, typer.Option(min=0, max=255, help="Capability class, 0 the strongest.")]
+ColumnWidth = Annotated[
+    float,
+    typer.Option(
+        min=0.004, max=1.0, help="Models cross its link in columns of this width; 1: in one piece."
+    ),
+]
+Once = Annotated[bool, typer.Option("--once", help="Leave when a run has ended.")]
+DeviceJson = Annotated[bool, typer.Option("--json", help="Write the log as lines of JSON.")]
+
+
+@device.command()
+def join(
+    directory: DeviceDir,
+    *,
+    data: DeviceData,
+    allow: Allow = None,
+    threads: Threads = 1,
+    memory: DeviceMemory = None,
+    nice: Nice = 0,
+    given_conditions: GivenConditions = None,
+    level: Level = 0,
+    column_width: ColumnWidth = 1.0,
+    once: Once = False,
+    json: DeviceJson = False,
+) -> None:
+    """Make this machine a device of a fleet that trains on its own data, and stay.
+
+    DIR is a copy of the folder device/ that the server made. The key of the device is made there;
+    the server must be given its public half, device.pub. The log says in four words what the device
+    does: work, wait, retry, done. Ctrl-C or SIGTERM ends it; whatever it was at, it goes on when it
+    is started again.
+    """
+    with importing():
+        from anyfleet.cli.device import Joining, join_fleet
+
+    packages = tuple(allow or ())
+    joining = Joining(directory, data, packages, threads, memory, nice, given_conditions)
+    joining = replace(joining, level=level, column_width=column_width, once=once, json=json)
+    try:
+        join_fleet(joining)
+    except Terminated:  # a service that is stopped has not failed
+        raise typer.Exit(0) from None
+
+
+@device.command()
+def unit(
+    directory: DeviceDir,
+    *,
+    data: DeviceData,
+    allow: Allow = None,
+    threads: Threads = 1,
+    memory: DeviceMemory = None,
+    nice: Nice = 0,
+    given_conditions: GivenConditions = None,
+    level: Level = 0,
+    column_width: ColumnWidth = 1.0,
+) -> None:
+    """Print a systemd unit that runs `anyfleet device join` with these options, always.
+
+    A module that --data names is looked for in the present working directory.
+    """
+    from anyfleet.cli.device import Joining, unit_text
+
+    packages = tuple(allow or ())
+    joining = Joining(directory, data, packages, threads, memory, nice, given_conditions)
+    joining = replace(joining, level=level, column_width=column_width)
+    program = (sys.executable, "-m", "anyfleet.cli")
+    typer.echo(unit_text(joining, program, Path.cwd()), nl=False)
 
 
 cache = typer.Typer(help="Show what is kept to start faster, or clear it.")

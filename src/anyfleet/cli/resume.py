@@ -1,4 +1,4 @@
-"""`anyfleet resume`: a run or a study goes on from where it stands."""
+"""`anyfleet resume`: a run, on real devices too, or a study goes on from where it stands."""
 
 from pathlib import Path
 
@@ -12,6 +12,11 @@ from anyfleet.study.state_file import holds_study
 
 def resume_folder(folder: Path, manner: Manner, *, every: int | None) -> None:
     """Resume the run or the study in a folder."""
+    if (folder / "fleet.json").is_file():
+        from anyfleet.cli.fleet_serve import resume_fleet
+
+        resume_fleet(folder, manner.terms)
+        return
     if not holds_study(folder):
         resume_run(folder, manner.terms, every=every, json=manner.json)
         return

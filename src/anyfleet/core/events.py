@@ -25,7 +25,8 @@ class Events:
     charges: Charges | None = None  # of the replies
     failures: Failures | None = None
     choices: OrderChoices | None = None  # what devices chose from menus that they were offered
+    free: int = 0  # devices that are free now, where nothing was under way because none was
 
     def __len__(self) -> int:
         found = (self.replies, self.failures, self.choices)
-        return sum(len(each) for each in found if each is not None)
+        return sum(len(each) for each in found if each is not None) + self.free

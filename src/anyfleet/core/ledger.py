@@ -139,8 +139,8 @@ class _Entry(NamedTuple):
 class LedgerWriter:
     """The rows of a round while it is open."""
 
-    def __init__(self, devices: Devices, blueprint: Blueprint) -> None:
-        self._devices, self._blueprint = devices, blueprint
+    def __init__(self, blueprint: Blueprint) -> None:
+        self._blueprint = blueprint
         self._entries: list[_Entry] = []
 
     def replied(self, replied: RepliedOrders, failures: Sequence[str]) -> None:
@@ -154,7 +154,7 @@ class LedgerWriter:
         unknown = dict.fromkeys((*REPORTED, *_RESULT), np.full(len(orders), np.nan))
         self._entries.append(_Entry(orders, charges, tuple(failures), unknown))
 
-    def close(self, round_index: int, now: float) -> Ledger:
+    def close(self, devices: Devices, round_index: int, now: float) -> Ledger:
         """Return the rows of the round that ends now, sorted by order, and begin the next."""
         entries, self._entries = self._entries, []
         if not entries:
@@ -175,7 +175,7 @@ class LedgerWriter:
             **told,
             "round_index": np.full(len(orders), round_index),
             "issued_round": orders.round_index,
-            "level": self._devices.level[orders.device],
+            "level": devices.level[orders.device],
             "kind": tuple(orders.kind.tolist()),
             "wait_seconds": np.maximum(0.0, now - ended),
             "failure": tuple(chain.from_iterable(each.failures for each in entries)),

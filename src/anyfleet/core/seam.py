@@ -36,8 +36,9 @@ class Runtime(Protocol):
     def devices(self) -> Devices:
         """Return what the devices of the fleet declare, one row for each that ever enrolled.
 
-        The roster is read as a round begins. Devices that join are appended, so that the row of a
-        device stays its number; one that has left is never free again.
+        The roster is read as a round begins, and when `wait` has found devices that are free.
+        Devices that join are appended, so that the row of a device stays its number; one that has
+        left is never free again.
         """
 
     def free(self, devices: Ints) -> Flags:
@@ -58,7 +59,8 @@ class Runtime(Protocol):
     def wait(self, until: float | None, enough: int) -> Events:
         """Return the next `enough` replies and failures; fewer, or none, at the time `until`.
 
-        Choices are returned as soon as there are any, and do not count.
+        Choices are returned as soon as there are any, and do not count. Where nothing is under way
+        because no device was free, real fleets return as soon as one is, and say so.
         """
 
     def cancel(self, orders: Ints, reason: str) -> Failures:

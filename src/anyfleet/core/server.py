@@ -116,14 +116,18 @@ class Server:
 
     def _open_round(self) -> None:
         """Begin a round's books, with the devices that are enrolled now."""
+        self._read_roster()
+        self.failed = self.declined = _NOBODY
+        self.ledger = LedgerWriter(self.task.blueprint)
+
+    def _read_roster(self) -> None:
+        """Read which devices are enrolled now."""
         devices = self.runtime.devices()
         if devices is not self.devices:
             self.devices, self.screen = devices, replace(self.screen, declared=devices.samples)
         if joined := len(devices) - len(self.visits):
             self.visits = np.concatenate([self.visits, np.zeros(joined, dtype=np.int64)])
             self.acknowledged = np.concatenate([self.acknowledged, np.full(joined, -1)])
-        self.failed = self.declined = _NOBODY
-        self.ledger = LedgerWriter(self.devices, self.task.blueprint)
 
     def _check_start(self) -> None:
         """Check what parts state once, before the first round."""
@@ -324,6 +328,8 @@ class Server:
 
     def receive(self, events: Events) -> None:
         """Enter the choices, replies and failures that came in; those to closed orders are late."""
+        if events.free:
+            self._read_roster()
         if events.choices is not None:
             self._choose(events.choices)
         if events.failures is not None:
@@ -405,7 +411,7 @@ class Server:
             self._learn(changes["params"].updates if changes else None)
         self.diagnostics = {**self._diagnosed(), **self.diagnostics}
         surveys = _surveys(self.replied)
-        ledger = self.ledger.close(self.round_index, self.runtime.now())
+        ledger = self.ledger.close(self.devices, self.round_index, self.runtime.now())
         self.round_index += 1
         self.started = self.runtime.now()
         self.runtime.begin_round(self.round_index)

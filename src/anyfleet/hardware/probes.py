@@ -2,7 +2,8 @@
 
 A probe does what a device does: `client.work` carries out an order of a few local steps, so the
 seconds contain what our own code adds to the arithmetic. They are processor seconds on one thread,
-of the quickest of some repetitions, so that other work of the machine does not count.
+of the quickest of some repetitions, so that other work of the machine does not count. On several
+threads they are seconds of the clock.
 """
 
 import time
@@ -77,15 +78,28 @@ def standard(batch: int = 16) -> Mapping[str, Task]:
     return {name: Built.of(net, data, data, split=alone) for name, net in nets.items()}
 
 
-def measure(net: str, task: Task, slice_: Slice, batch: int, *, steps: int = STEPS) -> Sample:
-    """Return how long this machine trains a slice, as the first device of the task."""
+def measure(
+    net: str,
+    task: Task,
+    slice_: Slice,
+    batch: int,
+    *,
+    steps: int = STEPS,
+    threads: int = 1,
+    enough: float = _ENOUGH,
+) -> Sample:
+    """Return how long this machine trains a slice, as the first device of the task.
+
+    It is not measured again once all repetitions together have taken `enough` seconds.
+    """
     order, once = (
         _order(task, slice_, Gradient(local_steps=n, batch_size=batch)) for n in (steps, 1)
     )
     effort = _demand(order, task).effort
-    with _one_thread():
+    clock = time.process_time if threads == 1 else time.perf_counter
+    with _threads(threads):
         client.work(once, (DeviceState(),), task)  # what happens only the first time does not count
-        seconds = _quickest(lambda: client.work(order, (DeviceState(),), task))
+        seconds = _quickest(lambda: client.work(order, (DeviceState(),), task), clock, enough)
     return Sample(
         net=net,
         width=_channel_share(task, slice_),
@@ -108,7 +122,7 @@ def weigh(
     all at once. Neither does what libraries use inside, nor Python itself.
     """
     order = _order(task, slice_, replace(train, local_steps=STEPS, batch_size=batch))
-    with _one_thread(), Live() as live:
+    with _threads(1), Live() as live:
         client.work(order, (DeviceState(),), task)
     received = sum(v.nbytes for tree in order.trees_of(0).values() for v in tree.values())
     return Peak(net, float(live.peak + received), float(_demand(order, task).memory[0]))
@@ -165,20 +179,20 @@ def _channel_share(task: Task, slice_: Slice) -> float:
     return sum(kept[axis] for axis in axes) / max(1, sum(whole[axis] for axis in axes))
 
 
-def _quickest(work: Callable[[], Any]) -> float:
-    """Return the processor seconds of the quickest of some repetitions."""
+def _quickest(work: Callable[[], Any], clock: Callable[[], float], enough: float) -> float:
+    """Return the seconds of the quickest of some repetitions."""
     found: list[float] = []
-    while len(found) < _REPEATS and sum(found) < _ENOUGH:
-        begin = time.process_time()
+    while not found or (len(found) < _REPEATS and sum(found) < enough):
+        begin = clock()
         work()
-        found.append(time.process_time() - begin)
+        found.append(clock() - begin)
     return min(found)
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def _threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:

@@ -24,6 +24,7 @@ from anyfleet.core import objectives
 from anyfleet.elastic import Blueprint
 from anyfleet.errors import StoreError
 from anyfleet.experiment import State
+from anyfleet.runtime.flower.fleet_state import FleetState
 from anyfleet.runtime.simulated.failures import REASONS
 from anyfleet.runtime.simulated.under_way import SimulatedState, UnderWay
 from anyfleet.store import tensor_blocks
@@ -199,13 +200,15 @@ def _misfit(state: Any, task: objectives.Task, rounds: int) -> str:
     """Return why a value is not the state of this run after so many rounds, or ""."""
     if type(state) is not State:
         return f"it holds a {type(state).__name__}, not the state of a run"
-    if type(state.fleet) is not SimulatedState:
-        return f"its fleet is a {type(state.fleet).__name__}"
-    snapshot = state.snapshot
+    snapshot, fleet = state.snapshot, state.fleet
+    if type(fleet) not in (SimulatedState, FleetState):
+        return f"its fleet is a {type(fleet).__name__}"
+    # Devices of a real fleet join as they come.
+    devices = len(fleet.losses) if isinstance(fleet, FleetState) else task.devices
     if (state.record.round_index + 1, len(snapshot.visits), len(snapshot.acknowledged)) != (
         rounds,
-        task.devices,
-        task.devices,
+        devices,
+        devices,
     ):
         return "it belongs to another round, or to another fleet"
     # With a normalisation of its own for every width, the model has further entries.
@@ -215,7 +218,11 @@ def _misfit(state: Any, task: objectives.Task, rounds: int) -> str:
             there = now.get(name)
             if there is None or (there.shape, there.dtype) != (value.shape, value.dtype):
                 return f"its model has another {name} than the task"
-    return _misfit_of_fleet(state.fleet, task)
+    if isinstance(fleet, FleetState):
+        orders = (*fleet.under_way, *fleet.offered)
+        fits = all(len(each) == 1 and _within(each.device, devices) for each in orders)
+        return "" if fits else "one of its orders is for a device that does not exist"
+    return _misfit_of_fleet(fleet, task)
 
 
 def _misfit_of_fleet(fleet: SimulatedState, task: objectives.Task) -> str:

@@ -56,16 +56,17 @@ def told(path: Path) -> Iterator[None]:
         raise DiskError(f"{path} cannot be written: {advice}") from error
 
 
-def write(file: Path, content: bytes) -> None:
+def write(file: Path, content: bytes, permissions: int = 0o666) -> None:
     """Write a file as a whole or not at all, also after a loss of power.
 
-    The file is a new one: another name of the old one still shows the old content.
+    The file is a new one: another name of the old one still shows the old content. The umask takes
+    away from its permissions; with 0o600 nobody else can read it.
     """
     beside = file.with_name(f".{file.name}.part")
     try:
         with told(file):
             beside.unlink(missing_ok=True)  # it may be a second name of a file elsewhere
-            with opened(beside, "xb") as raw, BufferedWriter(raw) as out:
+            with opened(beside, "xb", permissions) as raw, BufferedWriter(raw) as out:
                 out.write(content)
                 force(out)
             beside.replace(file)
@@ -76,16 +77,16 @@ def write(file: Path, content: bytes) -> None:
         raise
 
 
-def opened(file: Path, mode: Literal["xb", "ab", "a+b"]) -> FileIO:
+def opened(file: Path, mode: Literal["xb", "ab", "a+b"], permissions: int = 0o666) -> FileIO:
     """Open a file for writing, without a buffer; raise OSError if it is a symbolic link.
 
-    With "xb", raise FileExistsError if it exists.
+    With "xb", raise FileExistsError if it exists. A new file has these permissions, less the umask.
     """
-    return FileIO(file, mode, opener=_without_links)
 
+    def without_links(file: str, flags: int) -> int:
+        return os.open(file, flags | getattr(os, "O_NOFOLLOW", 0), permissions)
 
-def _without_links(file: str, flags: int) -> int:
-    return os.open(file, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    return FileIO(file, mode, opener=without_links)
 
 
 def refuse_links(folder: Path, files: Iterable[str], written: Collection[str] = ()) -> None:
@@ -240,8 +241,8 @@ def damaged_line(file: Path, number: int, error: BaseException) -> StoreError:
 class Lock:
     """The right to write into a folder; the system frees it when the process ends."""
 
-    def __init__(self, folder: Path) -> None:
-        file = folder / "lock"
+    def __init__(self, folder: Path, name: str = "lock") -> None:
+        file = folder / name
         with told(file):
             self._file = opened(file, "a+b")
         try:

@@ -12,6 +12,7 @@ from anyfleet.core.objectives import Task
 from anyfleet.errors import StoreError
 from anyfleet.experiment import Experiment, State, assemble, from_source
 from anyfleet.runtime import Simulated
+from anyfleet.runtime.flower.fleet_state import FleetState
 from anyfleet.runtime.simulated.execution import absent
 from anyfleet.store import checkpoint, environment
 from anyfleet.store.disk import EMPTY, Damaged, Lock, Log, refuse_links, write
@@ -181,7 +182,9 @@ def _last(folder: Path, task: Task, world: World, allow: Sequence[str]) -> _Last
 
 
 def _try_out(state: State, task: Task, world: World) -> None:
-    """Raise Damaged if the fleet cannot go on from a state; keep nothing."""
+    """Raise Damaged if a simulated fleet cannot go on from a state; keep nothing."""
+    if isinstance(state.fleet, FleetState):
+        return  # real devices decide for themselves
     try:
         Simulated(task, world).restore(state.fleet)
     except Exception as error:  # a state that somebody made by hand can fail in any way

@@ -224,7 +224,7 @@ def _work(pipe: Connection) -> None:
 
 
 def _interrupt_once(number: int, _frame: FrameType | None) -> None:
-    """Interrupt what is played; what closes it is not interrupted again."""
+    """Raise KeyboardInterrupt in what is played; what closes it is not interrupted again."""
     signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 

@@ -1,6 +1,6 @@
 """How a message lies in bytes: a lead, then frames that say how long and whether they are whole.
 
-    "AF", "o" or "r", version | frame: header | frame: column 0 | frame: column 1 | ...
+    "AF", type, version | frame: header | frame: column 0 | frame: column 1 | ...
 
     frame: length, 4 bytes | checksum of length and body, 4 bytes | body
 
@@ -20,7 +20,7 @@ from anyfleet.core.limits import FRAME_BYTES, MessageLimits
 from anyfleet.errors import BadMessage
 
 VERSION = 2
-MessageType = Literal["o", "r"]  # an order, or a reply
+MessageType = Literal["o", "r", "i", "c"]  # an order, a reply, a check-in or a choice
 
 _MAGIC = b"AF"
 _LEAD = len(_MAGIC) + 2

@@ -10,7 +10,6 @@ import numpy as np
 
 from anyfleet.core.limits import Limits
 from anyfleet.core.messages import EVERYTHING, Hyperparameters, Kind
-from anyfleet.core.orders import Cohort
 from anyfleet.errors import BadMessage
 
 # The most bytes of a header for 100 tensors, without the longer lists of a job: what a message has
@@ -77,7 +76,7 @@ class ReplyHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     masks: dict[str, Mask]
 
 
-H = TypeVar("H", OrderHeader, ReplyHeader)
+H = TypeVar("H", bound=msgspec.Struct)
 
 
 def read_header(data: bytes, kind: type[H]) -> H:
@@ -94,13 +93,10 @@ def check_sizes(header: OrderHeader | ReplyHeader, most: float) -> None:
         raise BadMessage(f"a message of {header.bits} bits; at most {most}", "numbers")
 
 
-def pack_hyperparameters(order: Cohort) -> HyperparametersHeader:
-    """Return the hyperparameters of a single order as they travel."""
+def pack_hyperparameters(own: Hyperparameters) -> HyperparametersHeader:
+    """Return the hyperparameters of a single device as they travel."""
     return HyperparametersHeader(
-        **{
-            f.name: getattr(order.hyperparameters, f.name)[0].item()
-            for f in fields(Hyperparameters)
-        }
+        **{f.name: getattr(own, f.name)[0].item() for f in fields(Hyperparameters)}
     )
 
 
@@ -113,7 +109,14 @@ def unpack_hyperparameters(header: HyperparametersHeader) -> Hyperparameters:
 
 def check_order(header: OrderHeader, limits: Limits) -> None:
     """Raise BadMessage for an order with numbers that no order has."""
-    for fault in (*_size_faults(header, limits), *_faults(header.hyperparameters, limits)):
+    for fault in _size_faults(header, limits):
+        raise BadMessage(fault, "numbers")
+    check_hyperparameters(header.hyperparameters, limits)
+
+
+def check_hyperparameters(header: HyperparametersHeader, limits: Limits) -> None:
+    """Raise BadMessage for hyperparameters that no order has."""
+    for fault in _faults(header, limits):
         raise BadMessage(fault, "numbers")
 
 

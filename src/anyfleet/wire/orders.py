@@ -44,7 +44,7 @@ def encode_order(order: Cohort, task: Task) -> bytes:
         menu=[pack_slice(entry, blueprint) for entry in order.menu_of(0)],
         choice=int(order.choice[0]),
         utility=float(order.utility[0]),
-        hyperparameters=pack_hyperparameters(order),
+        hyperparameters=pack_hyperparameters(order.hyperparameters),
         bits=float(order.bits[0]),
         sizes=packed.sizes,
         column_width=float(order.column_width[0]),

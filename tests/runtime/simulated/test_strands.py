@@ -3,6 +3,8 @@
 import threading
 from collections.abc import Callable
 from functools import partial
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
@@ -85,25 +87,33 @@ def test_closing_holds_against_a_function_that_goes_on() -> None:
     assert refused == [0, 1, 2]
 
 
-def test_closing_waits_for_a_strand_whose_owner_was_interrupted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+class Interrupting(SimpleQueue[Any]):
+    """A queue whose reader is interrupted, before it has what comes or right after."""
+
+    late = False
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        if self.late:
+            super().get(block, timeout)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["while it waits", "when it has what came"])
+def test_closing_waits_for_a_strand_whose_owner_was_interrupted(late: bool) -> None:
     go = threading.Event()
 
     def slow(hand: Hand) -> None:
-        go.wait(10)
+        go.wait(0 if late else 10)
         hand(1)
 
     strand: Strand[int, int, None] = Strand(slow)
-
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(strand, "_next_news", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            strand.resume(lambda: 0)
+    news = Interrupting()
+    news.late = late
+    strand._news = news
+    with pytest.raises(KeyboardInterrupt):
+        strand.resume(lambda: 0)
     assert not strand.ended
     go.set()
     strand.close()
     assert strand.ended
+    assert not strand._thread.is_alive()

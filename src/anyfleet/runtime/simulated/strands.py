@@ -16,6 +16,7 @@ import torch
 Out = TypeVar("Out")  # what a strand hands to its owner
 Back = TypeVar("Back")  # what it gets for that
 Result = TypeVar("Result")
+_LOOK = 0.02  # seconds between two looks whether a strand that shall end has ended
 
 
 class Closed(BaseException):
@@ -44,7 +45,6 @@ class Strand(Generic[Out, Back, Result]):
         accelerated = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         self._stream = torch.cuda.current_stream() if accelerated else None
         self._thread = Thread(target=copy_context().run, args=(self._run,), daemon=True)
-        self._running = False
         self.ended = False  # the function returned or raised, or was closed
         self.result: Result | None = None  # what it returned
 
@@ -59,31 +59,25 @@ class Strand(Generic[Out, Back, Result]):
             self._thread.start()
         else:
             self._answers.put(answer)
-        # Only now: whoever is interrupted before must not wait for news that never come.
-        self._running = True
-        news = self._next_news()
+        news = self._news.get()
+        if not isinstance(news, _Handed):
+            self.ended = True
+            self._thread.join()
         if isinstance(news, BaseException):
             raise news
         return None if news is None else news.value
 
     def close(self) -> None:
-        """Let the function end where it waits; if it runs, when it next hands something over."""
-        if self._thread.ident is None:
-            self.ended = True
-        if self._running:  # whoever waited for it was interrupted
-            self._next_news()
-        while not self.ended:
-            self._answers.put(_close)
-            self._next_news()
+        """Let the function end where it waits; if it runs, when it next hands something over.
 
-    def _next_news(self) -> _Handed[Out] | BaseException | None:
-        """Wait until the function hands something over or ends, and return what came."""
-        news = self._news.get()
-        self._running = False
-        if not isinstance(news, _Handed):
-            self.ended = True
-            self._thread.join()
-        return news
+        Whoever waited for it may have been interrupted anywhere: what it had handed over then does
+        not matter.
+        """
+        while self._thread.ident is not None and self._thread.is_alive():
+            if self._answers.empty():
+                self._answers.put(_close)
+            self._thread.join(_LOOK)
+        self.ended = True
 
     def _hand(self, value: Out) -> Back:
         self._news.put(_Handed(value))

@@ -1,0 +1,223 @@
+"""Serving a fleet: the SuperLink, the gate, Flower's run, and the fleet as the loop sees it."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from anyfleet.core.limits import Limits
+from anyfleet.core.objectives import Task
+from anyfleet.deployment.enrolment import Enrolment
+from anyfleet.deployment.fleet_folder import FleetFolder
+from anyfleet.deployment.gate import Gate, GateLimits
+from anyfleet.deployment.metrics import served as metrics_served
+from anyfleet.deployment.status import Status, status_of, write_status
+from anyfleet.deployment.superlink import SuperLink
+from anyfleet.device.bundle import bundle_of, read_bundle
+from anyfleet.elastic.cost.operations import Counting
+from anyfleet.errors import ConfigError, Problem, StoreError
+from anyfleet.runtime.flower.fleet import FlowerFleet, Patience
+from anyfleet.runtime.flower.fleet_state import FleetState
+from anyfleet.runtime.flower.hosting import HostedRun
+from anyfleet.runtime.replayed import Arrived
+from anyfleet.store.disk import DiskError, write
+
+FILE = "fleet.json"  # in the folder of a run: which fleet it is played on
+ARRIVALS = "arrivals.jsonl"  # what came in, round by round, so that it can be replayed
+_SECOND = 1.0  # between two writings of the status
+_GATHER = 0.2  # seconds between two looks who is there
+_ASIDE = 1 << 16  # bytes of a letter beside its message
+
+
+class Service(msgspec.Struct, frozen=True):
+    """How a fleet is served for a run; kept with the run, so that it can be resumed."""
+
+    fleet: str  # the folder of the fleet
+    run: str  # the name under which devices know the run, also after a restart of the server
+    wait_for: int = 0  # devices that must have checked in before the run begins; 0: all enrolled
+    metrics: int = 0  # port on loopback; 0: the system picks one, -1: none
+    order_patience: float = Patience.order
+    absence: float = Patience.absence
+    offer_patience: float = Patience.offer
+
+    @property
+    def patience(self) -> Patience:
+        """How long the server waits."""
+        return Patience(order=self.order_patience, absence=self.absence, offer=self.offer_patience)
+
+
+def keep(folder: Path, service: Service) -> None:
+    """Write into the folder of a run how its fleet is served."""
+    write(folder / FILE, msgspec.json.encode(service))
+
+
+def kept(folder: Path) -> Service | None:
+    """Return how the fleet of a run is served; None for a simulated run."""
+    file = folder / FILE
+    if not file.is_file() or file.is_symlink():
+        return None
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Service)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise StoreError(f"{file} cannot be read: {error}.") from error
+
+
+@dataclass(eq=False)
+class Served:
+    """A fleet that is served for a run, and what people are told of it."""
+
+    folder: FleetFolder
+    fleet: FlowerFleet
+    gate: Gate
+    enrolment: Enrolment
+    run: Path
+    rounds: int
+    metrics: int = -1  # port
+    doing: str = "starting"
+    _stopped: threading.Event = field(default_factory=threading.Event)
+
+    def status(self) -> Status:
+        """Return the status now; may be called from any thread."""
+        return status_of(
+            self.fleet.status(),
+            run=self.run,
+            doing=self.doing,
+            rounds=self.rounds,
+            gate=dict(self.gate.counts()),
+        )
+
+    def gather(self, count: int) -> Iterator[int]:
+        """Yield how many devices are ready, again and again, until they are enough.
+
+        A count of 0 means all that are enrolled, and at least one.
+        """
+        while True:
+            there = self.fleet.ready()
+            enrolled = sum(not each.revoked for each in self.enrolment.enrolled())
+            wanted = count or max(1, enrolled)
+            self.doing = f"waiting for devices: {there} of {wanted}"
+            yield there
+            if there >= wanted:
+                self.doing = "playing"
+                return
+            time.sleep(_GATHER)
+
+    def keep_arrivals(self, round_index: int) -> None:
+        """Add what came in during a round to the file of the run."""
+        line = msgspec.json.encode({"round": round_index, "arrived": self.fleet.arrivals()})
+        with (self.run / ARRIVALS).open("ab") as out:
+            out.write(line + b"\n")
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Write the status every second, until the block ends."""
+        thread = threading.Thread(target=self._write, name="status", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stopped.set()
+            thread.join()
+            with suppress(DiskError):
+                write_status(self.folder.path, self.status())
+
+    def _write(self) -> None:
+        while not self._stopped.wait(_SECOND):
+            with suppress(DiskError):  # a status that is missing is no reason to stop a run
+                write_status(self.folder.path, self.status())
+
+
+class _Line(msgspec.Struct):
+    round: int
+    arrived: tuple[Arrived, ...]
+
+
+def read_arrivals(run: Path) -> tuple[Arrived, ...]:
+    """Return what came in during a run; of a round that was played again, the last time counts."""
+    rounds: dict[int, tuple[Arrived, ...]] = {}
+    for text in (run / ARRIVALS).read_bytes().splitlines():
+        line = msgspec.json.decode(text, type=_Line)
+        rounds = {n: came for n, came in rounds.items() if n < line.round}
+        rounds[line.round] = line.arrived
+    return tuple(each for number in sorted(rounds) for each in rounds[number])
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What a fleet is served for: a task, its limits, and the folder of a run."""
+
+    task: Task
+    limits: Limits
+    counting: Counting
+    run: Path
+    rounds: int
+    state: FleetState | None = None  # of the run that is resumed
+
+
+@contextmanager
+def serving(folder: FleetFolder, service: Service, work: Work) -> Iterator[Served]:
+    """Serve a fleet for a run. However the block ends, everything that was started is stopped."""
+    bundle = fitting_bundle(folder, work.task)
+    authority, secret = folder.authority.read_bytes(), folder.secret.read_bytes()
+    state = work.state
+    with ExitStack() as stack:
+        link = stack.enter_context(SuperLink(folder))
+        most = work.limits.for_model(work.task.blueprint).message
+        limits = GateLimits.for_message(most)
+        gate = stack.enter_context(Gate(folder, link.address, limits=limits))
+        replaces = None if state is None else state.run_id
+        post = HostedRun(
+            link.address, ca=authority, secret=secret, replaces=replaces, most=most + _ASIDE
+        )
+        closing = stack.enter_context(_closing(post))
+        enrolment = Enrolment(folder.roster, link.address, authority)
+        fleet = FlowerFleet(
+            post,
+            work.task,
+            enrolment,
+            run=service.run,
+            bundle=bundle,
+            counting=work.counting,
+            limits=work.limits,
+            patience=service.patience,
+        )
+        found = Served(folder, fleet, gate, enrolment, work.run, work.rounds)
+        if service.metrics >= 0:
+            found.metrics = stack.enter_context(metrics_served(found, service.metrics))
+        stack.enter_context(found.watched())
+        yield found
+        closing.append(True)
+        fleet.say_done()
+        found.doing = "done"
+
+
+@contextmanager
+def _closing(post: HostedRun) -> Iterator[list[bool]]:
+    """Close the run of Flower at the end: as finished if somebody says so in the list."""
+    finished: list[bool] = []
+    try:
+        yield finished
+    finally:
+        with suppress(Exception):  # the SuperLink may be gone, and ends with us anyway
+            post.close(failed=not finished)
+
+
+def fitting_bundle(folder: FleetFolder, task: Task) -> str:
+    """Return the digest of the bundle that devices have; raise ConfigError unless it is the task's.
+
+    Devices that have another model could do nothing with this run's orders.
+    """
+    allow = folder.device_file().allow
+    there, wanted = read_bundle(folder.bundle, allow).digest, bundle_of(task, allow).digest
+    if there != wanted:
+        told = (
+            f"was made for another model than this run has ({there[:12]}, not {wanted[:12]}). "
+            f"Write it anew with `anyfleet fleet bundle {folder.path} RUN.toml`, and hand it to "
+            "the devices."
+        )
+        raise ConfigError([Problem(str(folder.bundle), told)])
+    return there

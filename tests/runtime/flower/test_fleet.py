@@ -1,0 +1,244 @@
+"""The fleet of real devices: what the loop computes on it is what it computes in the simulator."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from anyfleet.core.loop import Round, run
+from anyfleet.core.messages import Conditions
+from anyfleet.core.method import Method
+from anyfleet.methods import (
+    anycost,
+    fedavg,
+    fedpmt,
+    fedpns,
+    fedrescue,
+    heterofl,
+    stc,
+    whale,
+)
+from anyfleet.parts.schedule import Buffered
+from anyfleet.runtime import Simulated
+from anyfleet.runtime.flower.fleet import FlowerFleet, Patience
+from anyfleet.runtime.replayed import Replayed
+from anyfleet.world import World, levels
+from tests.helpers import small
+from tests.helpers.near_fleet import NearFleet
+
+TASK = small.task()
+WORLD = small.world(TASK, levels(speeds=(2e9, 2e8)))
+QUICK = Patience(order=30, absence=0.3, check_in=5, offer=1.0, refresh=60)
+Make = Callable[..., tuple[FlowerFleet, NearFleet]]
+
+
+def always(world: World) -> Conditions:
+    return Simulated(TASK, world).conditions(np.arange(TASK.devices))
+
+
+def known(number: int, world: World) -> dict[str, float]:
+    row = always(world).take([number])
+    told = {f.name: float(getattr(row, f.name)[0]) for f in fields(Conditions)}
+    return {name: value for name, value in told.items() if not np.isnan(value)}
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Make]:
+    begun: list[NearFleet] = []
+    torch.set_num_threads(1)
+
+    def make(world: World = WORLD, count: int = TASK.devices, **patience: float) -> object:
+        near = NearFleet(
+            TASK,
+            tmp_path,
+            {number: known(number, world) for number in range(TASK.devices)},
+            world.declared.level.tolist(),
+            world.declared.column_width.tolist(),
+        )
+        begun.append(near)
+        for number in range(count):
+            near.enrol(number)
+            near.start(number)
+        return server(near, **patience), near
+
+    yield make  # type: ignore[misc]
+    for each in begun:
+        each.close()
+        assert not each.errors
+
+
+def server(near: NearFleet, **patience: float) -> FlowerFleet:
+    fleet = FlowerFleet(
+        near.post,
+        TASK,
+        near.roster,
+        run="a run",
+        bundle=near.bundle.digest,
+        counting=WORLD.declared.counting,
+        patience=replace(QUICK, **patience),
+    )
+    gathered(fleet, len(near.threads))
+    return fleet
+
+
+def gathered(fleet: FlowerFleet, count: int) -> None:
+    until = time.monotonic() + 20
+    while fleet.ready() < count:
+        assert time.monotonic() < until, fleet.status()
+        time.sleep(0.01)
+
+
+def played(method: Method, fleet: object, count: int = 3) -> list[Round]:
+    return list(islice(run(method, TASK, fleet, 0), count))  # type: ignore[arg-type]
+
+
+METHODS = {
+    "FedAvg": fedavg(count=4, lr=0.1),
+    "HeteroFL": heterofl(widths=(1.0, 0.5), count=4, lr=0.1),
+    "FedPMT": fedpmt(count=4, lr=0.1),
+    "WHALE-FL": whale(lr=0.1),
+    "AnycostFL": anycost(count=4, lr=0.1),
+    "FedResCuE": fedrescue(count=4, lr=0.1),
+    "FedPNS": fedpns(count=4, lr=0.1),
+    "STC with error feedback": stc(count=4, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_the_model_is_that_of_the_simulator(made: Make, method: Method) -> None:
+    fleet, _ = made()
+    found = played(method, fleet)
+    expected = played(method, Simulated(TASK, WORLD))
+    assert [each.ledger.failure for each in found] == [each.ledger.failure for each in expected]
+    assert small.identical(found[-1].params, expected[-1].params)
+    assert small.identical(found[-1].buffers, expected[-1].buffers)
+    for one, other in zip(found, expected, strict=True):
+        for column in ("order", "device", "bits_down", "bits_up", "width"):
+            assert getattr(one.ledger, column).tolist() == getattr(other.ledger, column).tolist()
+
+
+def test_an_asynchronous_run_is_that_of_its_replay(made: Make) -> None:
+    method = replace(METHODS["STC with error feedback"], schedule=Buffered(4, 2))
+    fleet, _ = made()
+    found = played(method, fleet, 5)
+    replayed = Replayed(TASK, WORLD.declared, always(WORLD), fleet.arrivals())
+    expected = played(method, replayed, 5)
+    assert small.identical(found[-1].params, expected[-1].params)
+
+
+def test_what_is_not_measured_is_unknown_and_poisons_no_sum(made: Make) -> None:
+    fleet, _ = made()
+    (found,) = played(METHODS["FedAvg"], fleet, 1)
+    assert np.isnan(found.ledger.joules).all()
+    assert (found.ledger.compute_seconds > 0).all()
+    assert found.time < 60
+
+
+def test_a_device_that_is_switched_off_fails_its_order_and_no_more(made: Make) -> None:
+    fleet, near = made()
+    rounds = run(fedavg(count=TASK.devices, lr=0.1), TASK, fleet, 0)
+    next(rounds)
+    near.post.links[2].letters = _Never()
+    near.stop(2)
+    found = next(rounds)
+    assert [each for each in found.ledger.failure if each] == []  # it was not even asked
+    near.start(2)
+    gathered(fleet, TASK.devices)
+    found = next(rounds)
+    assert 2 in found.ledger.device
+
+
+def test_an_order_of_a_device_that_stays_away_is_given_up(made: Make) -> None:
+    fleet, near = made()
+    rounds = run(fedavg(count=TASK.devices, lr=0.1), TASK, fleet, 0)
+    next(rounds)
+    link = near.post.links[2]
+    link.letters = _Never()  # letters no longer reach it
+    near.threads.pop(2)
+    old = near.post.nodes
+
+    def gone() -> object:
+        if any(letter.kind == "order" for node, letter in near.post.sent[-20:] if node == 2):
+            near.post.online.discard(2)
+        return old()
+
+    near.post.nodes = gone  # type: ignore[method-assign, assignment]
+    found = next(rounds)
+    link.off.set()
+    assert [each for each in found.ledger.failure if each] == ["went offline"]
+    assert fleet.status().failures == {"went offline": 1}
+
+
+class _Never:
+    """A queue into which letters vanish."""
+
+    def put(self, _: object) -> None:
+        return
+
+    def get(self, timeout: float) -> object:
+        from queue import Empty
+
+        time.sleep(timeout)
+        raise Empty
+
+
+def test_a_device_that_joins_takes_part_from_the_next_round_on(made: Make) -> None:
+    fleet, near = made(count=3)
+    rounds = run(fedavg(count=TASK.devices, lr=0.1), TASK, fleet, 0)
+    assert sorted(next(rounds).ledger.device) == [0, 1, 2]
+    near.enrol(3)
+    near.start(3)
+    gathered(fleet, 4)
+    assert sorted(next(rounds).ledger.device) == [0, 1, 2, 3]
+
+
+def test_a_device_that_is_revoked_is_asked_no_more(made: Make) -> None:
+    fleet, near = made(count=4)
+    rounds = run(fedavg(count=TASK.devices, lr=0.1), TASK, fleet, 0)
+    next(rounds)
+    near.roster.rows[1] = dataclasses.replace(near.roster.rows[1], revoked="now")
+    assert sorted(next(rounds).ledger.device) == [0, 2, 3]
+    assert fleet.status().devices[1].state == "revoked"
+
+
+def test_another_version_and_another_bundle_are_refused_by_name(
+    made: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, near = made(count=2)
+    other = FlowerFleet(near.post, TASK, near.roster, run="r", bundle="0" * 64, patience=QUICK)
+    until = time.monotonic() + 10
+    while not all(each.why for each in other.status().devices) or not other.status().devices:
+        assert time.monotonic() < until
+        other.ready()
+    assert "hand over" in other.status().devices[0].why
+    with monkeypatch.context() as patch:
+        patch.setattr("anyfleet.runtime.flower.fleet.anyfleet.__version__", "9.9.9")
+        newer = FlowerFleet(
+            near.post, TASK, near.roster, run="r", bundle=near.bundle.digest, patience=QUICK
+        )
+        while not newer.status().devices or not newer.status().devices[0].why:
+            newer.ready()
+    assert "9.9.9" in newer.status().devices[0].why
+
+
+def test_a_server_that_comes_back_gets_the_same_answers(made: Make) -> None:
+    method = replace(METHODS["STC with error feedback"], schedule=Buffered(4, 2))
+    fleet, near = made()
+    rounds = run(method, TASK, fleet, 0)
+    for _ in range(2):
+        done = next(rounds)
+    saved = fleet.save()
+    assert len(saved.under_way)  # or nothing is asked again
+    before = fleet.arrivals()
+    again = server(near)
+    again.restore(saved)
+    later = list(islice(run(method, TASK, again, 0, resume=done.snapshot), 3))
+    replayed = Replayed(TASK, WORLD.declared, always(WORLD), (*before, *again.arrivals()))
+    expected = played(method, replayed, 5)
+    assert small.identical(later[-1].params, expected[-1].params)
