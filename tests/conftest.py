@@ -1,5 +1,6 @@
 """Settings that every test shares."""
 
+import gc
 import os
 import tempfile
 from pathlib import Path
@@ -26,3 +27,9 @@ settings.register_profile(
     "anyfleet", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("anyfleet")
+
+
+def pytest_collection_finish() -> None:
+    """Spare what was imported and collected the search for garbage: it stays to the end."""
+    gc.collect()
+    gc.freeze()

@@ -7,20 +7,32 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import TensorDataset
 
 from anyfleet import config, methods, tasks
 from anyfleet.analysis.summaries import summarise
+from anyfleet.core.ledger import Ledger
+from anyfleet.elastic import cost
 from anyfleet.errors import AnyfleetWarning, BadCall, ConfigError, StoreError
-from anyfleet.experiment import Experiment, RoundResult, build, due, load, play, prepare
+from anyfleet.experiment import (
+    Experiment,
+    RoundResult,
+    build,
+    due,
+    evaluation_flops,
+    load,
+    play,
+    prepare,
+)
 from anyfleet.names import HOMES, Factory
 from anyfleet.runtime import Limits, Sequential, Stacked, Threads, Workers
 from anyfleet.runtime.simulated.engines import Engine
 from anyfleet.tasks import zoo
 from anyfleet.world import ColumnLoss, Fleet, Group, World
-from tests.helpers import regression
+from tests.helpers import regression, small
 from tests.helpers.small import identical
 
 MODEL = Factory.of(zoo.perceptron, hidden=(8,))
@@ -76,16 +88,69 @@ def test_a_resumed_run_is_evaluated_when_it_would_have_been() -> None:
 
 
 def test_by_default_a_long_run_is_evaluated_about_twenty_times() -> None:
-    (result,) = play(replace(SMALL, rounds=1))
+    task = build(SMALL)
+    (result,) = play(replace(SMALL, rounds=1), task)
 
     def rounds_evaluated(rounds: int) -> list[int]:
         experiment = replace(SMALL, rounds=rounds)
         results = (replace(result.round, index=index) for index in range(rounds))
-        return [each.index for each in results if due(experiment, result.record, each)]
+        return [each.index for each in results if due(experiment, task, result.record, each)]
 
     assert rounds_evaluated(20) == list(range(20))
     assert rounds_evaluated(21) == list(range(0, 21, 2))
     assert rounds_evaluated(200) == [*range(0, 200, 10), 199]
+
+
+def test_by_default_evaluation_is_a_fifth_of_the_work_of_training_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where it is no trifle; the last round is evaluated whatever it costs."""
+    task, experiment = build(SMALL), replace(SMALL, rounds=16)
+    whole = list(play(experiment, task))
+    assert evaluated(whole) == [*range(16)]
+    monkeypatch.setattr("anyfleet.experiment._CHEAP", 0.0)
+    flops = [result.record.flops for result in whole]
+
+    def at(work: float) -> list[int]:
+        """Return the rounds that are evaluated if an evaluation takes so many FLOP."""
+        monkeypatch.setattr("anyfleet.experiment.evaluation_flops", lambda *_: work)
+        return evaluated(play(experiment, task))
+
+    assert at(flops[0] / 100) == [*range(16)]
+    once_in_three = at(flops[2] / 5)  # two thirds of a round: the third has trained enough
+    assert once_in_three == [
+        index
+        for index, (start, end) in enumerate(pairwise([0.0, *flops]))
+        if index == 15 or end // flops[2] > start // flops[2]
+    ]
+    assert once_in_three[0] == 2
+    assert 4 < len(once_in_three) < 8
+    assert at(flops[15]) == [15]
+    # A resumed run is evaluated when it would have been.
+    assert at(flops[2] / 5) == once_in_three
+    rest = play(experiment, task, resume=whole[4].state)
+    assert evaluated(rest) == [index for index in once_in_three if index > 4]
+    # Where the work of devices is not known, it is as if it were enough.
+    unknown = replace(whole[3].round, index=3, ledger=unmeasured(whole[3].round.ledger))
+    assert due(experiment, task, whole[2].record, unknown)
+
+
+def unmeasured(ledger: Ledger) -> Ledger:
+    """Return a ledger whose FLOP nobody knows."""
+    return replace(ledger, flops=np.full_like(ledger.flops, np.nan))
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_an_evaluation_is_a_forward_pass_over_the_test_set_at_every_width(
+    calibrated: bool,
+) -> None:
+    """And over all training data, if normalisation is measured on them."""
+    task = small.task()
+    method = methods.heterofl(widths=(1.0, 0.5)) if calibrated else methods.fedavg()
+    work = [cost(task.blueprint, task.blueprint.prefix(w)).forward_flops for w in (1.0, 0.5)]
+    samples = len(task.test) + calibrated * sum(map(task.size, range(task.devices)))
+    experiment = Experiment(TASK, method, widths=(1.0, 0.5))
+    assert evaluation_flops(experiment, task) == samples * sum(work)
 
 
 def test_a_file_says_when_to_evaluate(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from anyfleet.core.messages import Kind, SubModelSize
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
 from anyfleet.core.seam import Runtime, Snapshot
+from anyfleet.elastic import cost
 from anyfleet.errors import (
     AnyfleetError,
     AnyfleetWarning,
@@ -65,6 +66,8 @@ from anyfleet.world import Fleet, World
 
 _BEFORE = "before the first round"
 _EVALUATIONS = 20  # of a run, about, where nobody says how many
+_TRAINING_SHARE = 5  # times the FLOP of an evaluation are trained before the next one
+_CHEAP = 1e10  # FLOP of an evaluation that nobody waits for: about a second of one core
 _MOST_WORKERS = 8  # threads that evaluate; each holds a batch
 _SHORTEST = 1e-9  # simulated seconds between evaluations; a quotient by far less is no number
 _SECONDS = re.compile(r"(\d+\.?\d*(?:[eE][+-]?\d+)?) *s")  # of simulated time
@@ -87,10 +90,12 @@ class Experiment:
     The model is evaluated after the first round and after the last, at each of the `widths`; in
     between every `evaluate_every` rounds, or with a text such as "60 s" after the first round that
     ends at or after each multiple of so many simulated seconds. "auto" is every round of a run of
-    at most 20 rounds; in a longer one it spreads about 20 evaluations over the run. `details`
-    breaks the scores down at every evaluation: by class of the test set, or by device and by group
-    of the fleet, these on the devices' own test data. `limits` say which messages are refused. All
-    randomness comes from `seed`.
+    at most 20 rounds; in a longer one it spreads about 20 evaluations over the run. Where that
+    would be much work beside the training, it is after the last round, and before that each time
+    devices have computed five times the FLOP of an evaluation. `details` breaks the scores down at
+    every evaluation: by class of the test set, or by device and by group of the fleet, these on the
+    devices' own test data. `limits` say which messages are refused. All randomness comes from
+    `seed`.
 
     Engines and devices of torch differ in the last bits of a result. With "auto" they are chosen
     when the run begins: a GPU and stacks where there is one, else the engine that a short
@@ -388,7 +393,9 @@ class Prepared:
                 with during(round_index=done.index):
                     # An accelerator computes the scores while the round is entered and saved.
                     begun = (
-                        _begun(experiment, task, done) if due(experiment, record, done) else None
+                        _begun(experiment, task, done)
+                        if due(experiment, task, record, done)
+                        else None
                     )
                     entered, fleet = _advance(record, done), runtime.save()
                     scores, details = _read(experiment, task, begun, groups) if begun else ({}, ())
@@ -494,20 +501,44 @@ def _unfit(error: Exception) -> bool:
 _RESTART = "No round was finished before it: mend this, then play it again."
 
 
-def due(experiment: Experiment, before: RoundRecord, done: Round) -> bool:
+def due(experiment: Experiment, task: Task, before: RoundRecord, done: Round) -> bool:
     """Return whether the model is evaluated after a round; `before` is the record before it.
 
-    It follows from the two alone, so that a resumed run evaluates when it would have.
+    It follows from these alone, so that a resumed run evaluates when it would have.
     """
-    if done.index == 0 or done.index + 1 == experiment.rounds:
+    every, index = experiment.evaluate_every, done.index
+    if index + 1 == experiment.rounds:
         return True
-    every = experiment.evaluate_every
     if every == "auto":
-        return done.index % -(-experiment.rounds // _EVALUATIONS) == 0
+        return _affordable(experiment, task, before, done)
+    if index == 0:
+        return True
     if isinstance(every, int):
-        return done.index % every == 0
+        return index % every == 0
     seconds = _seconds(every)
     return float(done.time) // seconds > before.time // seconds  # exact, other than a quotient
+
+
+def _affordable(experiment: Experiment, task: Task, before: RoundRecord, done: Round) -> bool:
+    """Return whether "auto" evaluates after a round that is not the last."""
+    spread = done.index % -(-experiment.rounds // _EVALUATIONS) == 0
+    work = evaluation_flops(experiment, task)
+    trained = done.ledger.flops
+    if work <= _CHEAP or (len(trained) and np.isnan(trained).all()):
+        return spread
+    now, quota = before.flops + float(known(trained).sum()), _TRAINING_SHARE * work
+    if now * experiment.rounds >= quota * _EVALUATIONS * (done.index + 1):
+        return spread  # if rounds stay as they were so far, so many are no more than their share
+    return now // quota > before.flops // quota
+
+
+def evaluation_flops(experiment: Experiment, task: Task) -> float:
+    """Return the FLOP of one evaluation of the global model at all widths, about."""
+    samples = len(task.test)
+    if experiment.method.norm.calibrated and task.blueprint.norms:  # by all training data
+        samples += sum(task.size(device) for device in range(task.devices))
+    slices = [task.blueprint.prefix(width) for width in experiment.widths]
+    return float(samples * sum(cost(task.blueprint, each).forward_flops for each in slices))
 
 
 def _seconds(text: str) -> float:

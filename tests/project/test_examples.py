@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 import anyfleet
 from anyfleet import config
+from anyfleet.cli.app import app
 from anyfleet.experiment import Experiment, build, load, play, populate
 from anyfleet.methods import fedavg
 from anyfleet.names import public_names
@@ -46,6 +48,20 @@ def python(folder: Path, *words: str) -> str:
     return done.stdout
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which commands run in this process: another would import everything first."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
+def anyfleet_command(*words: str) -> str:
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, f"{done.output}\n{done.exception!r}"
+    return done.output
+
+
 def test_own_model_is_short_and_learns(tmp_path: Path) -> None:
     example = ROOT / "examples/own_model.py"
     assert len(example.read_text().splitlines()) <= 20
@@ -57,37 +73,37 @@ def test_own_model_is_short_and_learns(tmp_path: Path) -> None:
     assert not ring["2.weight"].equal(half["2.weight"])
 
 
-def test_a_run_file_names_a_part_that_lies_beside_it(tmp_path: Path) -> None:
+def test_a_run_file_names_a_part_that_lies_beside_it(here: Path) -> None:
     file = ROOT / "examples/own_part/run.toml"
     quick = ["rounds=1", "task.limit=300", "task.server=0", "--out", "run"]
     command = f"# anyfleet run {file.relative_to(ROOT)} --allow own_selection"
     assert file.read_text().splitlines()[0] == command
-    python(tmp_path, "-m", "anyfleet.cli", "run", str(file), *quick, "--allow", "own_selection")
-    assert len(read_rounds(tmp_path / "run")) == 1
-    written = (tmp_path / "run/config.toml").read_text()
+    anyfleet_command("run", str(file), *quick, "--allow", "own_selection")
+    assert len(read_rounds(here / "run")) == 1
+    written = (here / "run/config.toml").read_text()
     assert 'use = "own_selection:Fastest"' in written
     assert 'packages = ["own_selection"]' in written
 
 
-def test_a_method_of_ones_own_is_short_and_runs_from_its_file(tmp_path: Path) -> None:
+def test_a_method_of_ones_own_is_short_and_runs_from_its_file(here: Path) -> None:
     assert len((ROOT / "examples/own_method.py").read_text().splitlines()) <= 40
     file = ROOT / "examples/own_method.toml"
     command = "# anyfleet run examples/own_method.toml --allow own_method"
     assert file.read_text().splitlines()[0] == command
     quick = ["rounds=2", "task.limit=300", "task.server=0", "--out", "run"]
-    python(tmp_path, "-m", "anyfleet.cli", "run", str(file), *quick, "--allow", "own_method")
-    assert len(read_rounds(tmp_path / "run")) == 2
-    assert 'use = "own_method:Median"' in (tmp_path / "run/config.toml").read_text()
-    assert "diao2021" in python(tmp_path, "-m", "anyfleet.cli", "cite", "run")
+    anyfleet_command("run", str(file), *quick, "--allow", "own_method")
+    assert len(read_rounds(here / "run")) == 2
+    assert 'use = "own_method:Median"' in (here / "run/config.toml").read_text()
+    assert "diao2021" in anyfleet_command("cite", "run")
 
 
-def test_data_and_hardware_of_one_owner_go_together(tmp_path: Path) -> None:
+def test_data_and_hardware_of_one_owner_go_together(here: Path) -> None:
     file = ROOT / "examples/bound/run.toml"
     command = "# anyfleet run examples/bound/run.toml --allow walks"
     assert file.read_text().splitlines()[0] == command
     words = ("run", str(file), "--allow", "walks", "rounds=1", "--out", "run")
-    python(tmp_path, "-m", "anyfleet.cli", *words)
-    (point,) = read_rounds(tmp_path / "run")
+    anyfleet_command(*words)
+    (point,) = read_rounds(here / "run")
     assert point.details[0].groups.keys() == {"watch", "phone"}
 
 

@@ -3,11 +3,13 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -91,9 +93,17 @@ def times(study: Path) -> Mapping[Path, int]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The study that nobody disturbs, one run after the other, and what it prints."""
+    """The study that nobody disturbs, in this process, and what it prints."""
     folder = home(tmp_path_factory.mktemp("whole"))
-    return folder / "study", shown(folder, *WORDS, "--jobs", "1")
+    return folder / "study", printed(folder, *WORDS)
+
+
+def printed(folder: Path, *words: str) -> str:
+    """What a command prints that succeeds in this process."""
+    with chdir(folder):
+        result = anyfleet_command(*words)
+    assert result.exit_code == 0, result.output
+    return str(result.stdout)
 
 
 def waited(process: subprocess.Popen[str], file: Path, lines: int) -> None:
@@ -127,14 +137,14 @@ def test_a_study_that_is_killed_ends_with_the_same_table(
     whole: tuple[Path, str], tmp_path: Path
 ) -> None:
     folder, luck = home(tmp_path), random.Random(0)
-    for _ in range(3):
+    for _ in range(2):
         process = started(folder, *WORDS, "--jobs", "2")
         if (folder / "study/study.toml").exists():  # else it is killed while it begins
             time.sleep(2.0)
         time.sleep(4.0 * luck.random())
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-    assert shown(folder, *WORDS, "--jobs", "2") == whole[1]
+    assert printed(folder, *WORDS) == whole[1]
     assert unlike(whole[0], folder / "study") == []
 
 
@@ -157,7 +167,7 @@ class Slow(Uniform):
 
 
 def test_processes_do_not_outlive_the_one_that_started_them(
-    whole: tuple[Path, str], tmp_path: Path
+    whole: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = home(tmp_path)
     (folder / "slow_part.py").write_text(SLOW)
@@ -165,15 +175,16 @@ def test_processes_do_not_outlive_the_one_that_started_them(
     own = 'select = { use = "slow_part:Slow", count = 3 }\n'
     for name, text in (("one", RUN_FILE), ("two", OTHER)):
         (folder / f"{name}.toml").write_text(text.replace("count = 3\n", own))
-    words = (*WORDS, "--allow", "slow_part", "--jobs", "2")
-    process = started(folder, *words)
+    words = (*WORDS, "--allow", "slow_part")
+    process = started(folder, *words, "--jobs", "2")
     for run in RUNS[:2]:  # each of another task, so that two processes have them
         waited(process, folder / "study" / run / "rounds.jsonl", 3)
     process.kill()  # it alone, in the middle of a round of the others
     process.communicate(timeout=PATIENCE)
     assert group_is_gone(process.pid)
     (folder / "slow").unlink()
-    assert shown(folder, *words) == whole[1]
+    assert printed(folder, *words) == whole[1]
+    monkeypatch.delitem(sys.modules, "slow_part")
 
 
 def test_what_is_finished_is_not_run_again(
@@ -191,9 +202,11 @@ def test_what_is_finished_is_not_run_again(
 def test_what_is_missing_is_played(
     whole: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    folder = home(tmp_path)
+    folder = tmp_path / "home"
+    shutil.copytree(whole[0].parent, folder)
+    written = folder / "study/study.toml"
+    written.write_bytes(written.read_bytes().replace(bytes(whole[0].parent), bytes(folder)))
     monkeypatch.chdir(folder)
-    succeeds(*WORDS)
     gone = folder / "study/two/seed-1"
     for file in sorted(gone.rglob("*"), reverse=True):
         (file.rmdir if file.is_dir() else file.unlink)()
@@ -384,9 +397,7 @@ def test_an_error_in_one_run_ends_no_other(tmp_path: Path, monkeypatch: pytest.M
 
 def test_json_lines_are_all_that_is_printed(tmp_path: Path) -> None:
     folder = home(tmp_path)
-    process = started(folder, *WORDS, "rounds=2", "--json", "--jobs", "2")
-    out, told = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, told
+    out = printed(folder, *WORDS, "rounds=2", "--json")
     lines = [json.loads(line) for line in out.splitlines()]
     events = [line["event"] for line in lines]
     assert [events.count(each) for each in ("begun", "round", "run", "result")] == [4, 8, 4, 1]
