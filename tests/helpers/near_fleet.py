@@ -17,7 +17,6 @@ from anyfleet.device.log import Log
 from anyfleet.device.memory import Memory
 from anyfleet.device.resident import Member, Resident
 from anyfleet.device.sensors import Sensors
-from anyfleet.errors import LinkError
 from anyfleet.runtime.flower.envelopes import Letter
 from anyfleet.runtime.flower.hosting import Arrival, Node
 
@@ -184,6 +183,3 @@ class NearFleet:
     def close(self) -> None:
         for number in list(self.threads):
             self.stop(number)
-
-
-__all__ = ["LinkError", "NearFleet", "NearPost", "NearRoster", "Row"]

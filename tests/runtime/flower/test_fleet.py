@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import anyfleet
 from anyfleet.core.loop import Round, run
 from anyfleet.core.messages import Conditions
 from anyfleet.core.method import Method
@@ -26,15 +27,17 @@ from anyfleet.methods import (
 )
 from anyfleet.parts.schedule import Buffered
 from anyfleet.runtime import Simulated
+from anyfleet.runtime.flower.envelopes import Letter
 from anyfleet.runtime.flower.fleet import FlowerFleet, Patience
 from anyfleet.runtime.replayed import Replayed
+from anyfleet.wire import CheckInReport, encode_check_in
 from anyfleet.world import World, levels
 from tests.helpers import small
-from tests.helpers.near_fleet import NearFleet
+from tests.helpers.near_fleet import NearFleet, NearLink
 
 TASK = small.task()
 WORLD = small.world(TASK, levels(speeds=(2e9, 2e8)))
-QUICK = Patience(order=30, absence=0.3, check_in=5, offer=1.0, refresh=60)
+QUICK = Patience(order=30, absence=0.3, check_in=5, offer=30, refresh=60)
 Make = Callable[..., tuple[FlowerFleet, NearFleet]]
 
 
@@ -210,24 +213,31 @@ def test_a_device_that_is_revoked_is_asked_no_more(made: Make) -> None:
     assert fleet.status().devices[1].state == "revoked"
 
 
-def test_another_version_and_another_bundle_are_refused_by_name(
-    made: Make, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [({"version": "9.9.9"}, "9.9.9"), ({"bundle": "0" * 64}, "hand over")],
+    ids=["version", "bundle"],
+)
+def test_another_version_or_bundle_is_refused_by_name(
+    made: Make, changes: dict[str, str], told: str
 ) -> None:
-    _, near = made(count=2)
-    other = FlowerFleet(near.post, TASK, near.roster, run="r", bundle="0" * 64, patience=QUICK)
-    until = time.monotonic() + 10
-    while not all(each.why for each in other.status().devices) or not other.status().devices:
-        assert time.monotonic() < until
-        other.ready()
-    assert "hand over" in other.status().devices[0].why
-    with monkeypatch.context() as patch:
-        patch.setattr("anyfleet.runtime.flower.fleet.anyfleet.__version__", "9.9.9")
-        newer = FlowerFleet(
-            near.post, TASK, near.roster, run="r", bundle=near.bundle.digest, patience=QUICK
-        )
-        while not newer.status().devices or not newer.status().devices[0].why:
-            newer.ready()
-    assert "9.9.9" in newer.status().devices[0].why
+    fleet, near = made(count=1)
+    near.enrol(1)
+    near.post.links[1] = NearLink(1, near.post)  # a device that the test plays
+    near.post.online.add(1)
+    fleet.ready()
+    letter = near.post.links[1].letters.get(timeout=5)
+    own = {"version": anyfleet.__version__, "bundle": near.bundle.digest, **changes}
+    report = CheckInReport(
+        **own, samples=5, test_samples=0, level=0, column_width=1.0, conditions={}
+    )
+    said = Letter("check-in", encode_check_in(report))
+    near.post.deliver(letter.handle.decode(), 1, said)
+    assert fleet.ready() == 1
+    status = fleet.status().devices[1]
+    assert status.state == "refused"
+    assert told in status.why
+    assert anyfleet.__version__ in status.why or "bundle" in changes
 
 
 def test_a_server_that_comes_back_gets_the_same_answers(made: Make) -> None:
