@@ -534,6 +534,7 @@ Days = Annotated[
 def init(
     folder: FleetDir,
     file: File,
+    overrides: Overrides = None,
     *,
     address: Annotated[
         str,
@@ -547,12 +548,12 @@ def init(
     """Make the folder of a real fleet: certificates, a roster, and what every device gets.
 
     FLEET is the folder to make; it must be new or empty. FILE is a run file (TOML) with the model
-    that the fleet trains.
+    that the fleet trains; KEY=VALUE changes it.
     """
     with importing():
         from anyfleet.cli.fleet_server import init_fleet
 
-    init_fleet(folder, file, address=address, days=days, allow=allow or [])
+    init_fleet(folder, file, overrides or [], address=address, days=days, allow=allow or [])
 
 
 @fleet.command()
@@ -625,6 +626,125 @@ def preflight(
         from anyfleet.cli.fleet_server import check_server
 
     raise typer.Exit(check_server(folder, as_json=as_json))
+
+
+@fleet.command()
+def bundle(
+    folder: FleetDir, file: File, overrides: Overrides = None, *, allow: Allow = None
+) -> None:
+    """Write what every device gets anew, for another model.
+
+    FILE is a run file (TOML) with the model; KEY=VALUE changes it. Devices need the new folder
+    `device` before they can take part.
+    """
+    with importing():
+        from anyfleet.cli.fleet_serve import renew_bundle
+
+    renew_bundle(folder, file, overrides or [], allow or [])
+
+
+@fleet.command()
+def serve(
+    folder: FleetDir,
+    file: File,
+    overrides: Overrides = None,
+    *,
+    wait_for: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Devices that must have checked in before the run begins.",
+            show_default="all that are enrolled",
+        ),
+    ] = 0,
+    patience: Annotated[
+        float, typer.Option(min=1.0, help="Seconds to wait for the reply to an order.")
+    ] = 600.0,
+    absence: Annotated[
+        float,
+        typer.Option(min=1.0, help="Seconds that a device with an order may be offline."),
+    ] = 45.0,
+    metrics: Annotated[
+        int,
+        typer.Option(
+            min=-1,
+            max=65535,
+            help="Port on loopback for Prometheus; -1: none.",
+            show_default="any free one",
+        ),
+    ] = 0,
+    allow: Allow = None,
+    out: Out = None,
+) -> None:
+    """Play a run file on the devices of a real fleet; `anyfleet resume` takes it up again.
+
+    FILE is a run file (TOML) with the model that the fleet was made for; KEY=VALUE changes it, such
+    as rounds=5. Its task is needed here for the test set only: devices have data of their own.
+    """
+    with importing():
+        from anyfleet.cli.fleet_serve import serve_fleet
+        from anyfleet.deployment.serving import Service
+
+    service = Service(
+        fleet="",
+        run="",
+        wait_for=wait_for,
+        metrics=metrics,
+        order_patience=patience,
+        absence=absence,
+    )
+    serve_fleet(folder, file, overrides or [], allow=allow or [], out=out, service=service)
+
+
+@fleet.command()
+def status(
+    folder: FleetDir,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """Show what a real fleet is doing: its run, its devices, what failed and why.
+
+    The exit code is 0 while the fleet is served, and 3 if what is shown is old.
+    """
+    with importing():
+        from anyfleet.cli.fleet_serve import show_status
+
+    raise typer.Exit(show_status(folder, as_json=as_json))
+
+
+@fleet.command()
+def practise(
+    file: File,
+    overrides: Overrides = None,
+    *,
+    devices: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many devices.", show_default="as the run file says"),
+    ] = None,
+    identical: Annotated[
+        bool,
+        typer.Option(
+            "--identical", help="Equal threads and given conditions: must match the simulator."
+        ),
+    ] = False,
+    allow: Allow = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A folder to keep everything in.", show_default="a temporary one"),
+    ] = None,
+) -> None:
+    """Practise a run on a real fleet on this machine, and compare it with the simulator.
+
+    Server and devices are processes of their own, on loopback, with certificates and keys. FILE is
+    a run file (TOML); KEY=VALUE changes it. With --identical the exit code is 1 unless the model is
+    that of the simulator, bit for bit.
+    """
+    with importing():
+        from anyfleet.cli.fleet_practise import practise_file
+
+    told = practise_file(
+        file, overrides or [], devices=devices, identical=identical, allow=allow or [], out=out
+    )
+    raise typer.Exit(told)
 
 
 @fleet.command()

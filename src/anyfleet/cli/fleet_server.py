@@ -27,9 +27,17 @@ EXIT_CODES = {"ok": 0, "failed": 1, "warning": 3}
 _MOST_KEY = 1 << 16  # bytes of a key that are read
 
 
-def init_fleet(path: Path, file: Path, *, address: str, days: int, allow: Sequence[str]) -> None:
+def init_fleet(
+    path: Path,
+    file: Path,
+    overrides: Sequence[str] = (),
+    *,
+    address: str,
+    days: int,
+    allow: Sequence[str],
+) -> None:
     """Make the folder of a fleet for the task of a run file, and say what to do next."""
-    where, experiment = Address.read(address), load(file, (), allow)
+    where, experiment = Address.read(address), load(file, overrides, allow)
     folder = make_fleet(path, where, days=days, allow=allow)
     try:
         write_bundle(build(experiment), folder.bundle, allow)
