@@ -122,7 +122,7 @@ def test_the_model_is_that_of_the_simulator(made: Make, method: Method) -> None:
     assert small.identical(found[-1].params, expected[-1].params)
     assert small.identical(found[-1].buffers, expected[-1].buffers)
     for one, other in zip(found, expected, strict=True):
-        for column in ("order", "device", "bits_down", "bits_up", "width"):
+        for column in ("order", "device", "bits_down", "bits_up", "width", "flops"):
             assert getattr(one.ledger, column).tolist() == getattr(other.ledger, column).tolist()
 
 
