@@ -5,6 +5,7 @@ are started by the public command, and stay for all runs.
 """
 
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from anyfleet.deployment import practice
 from anyfleet.deployment.fleet_folder import Address, FleetFolder, make_fleet
 from anyfleet.deployment.roster import enrol
 from anyfleet.deployment.serving import Linked, Service, Work, hosting, linked, read_arrivals
+from anyfleet.deployment.status import read_status
 from anyfleet.device.bundle import write_bundle
 from anyfleet.experiment import Experiment, Prepared, prepare
 from anyfleet.methods import anycost, fedavg, fedpmt, fedpns, fedrescue, heterofl, stc, whale
@@ -100,15 +102,21 @@ def test_the_model_is_that_of_the_simulator(started: Started, name: str) -> None
     ready = prepared(METHODS[name])
     run = started.home / f"run-{[*METHODS].index(name)}"
     run.mkdir()
-    service = Service(fleet=str(started.folder.path), run=f"run of {name}", metrics=-1)
+    service = Service(fleet=str(started.folder.path), run=f"run of {name}")
     work = work_of(ready, run)
     with hosting(started.folder, service, work, started.link) as served:
         for _ in served.gather(DEVICES):
             pass
         for result in ready.play(runtime=served.fleet):
             served.keep_arrivals(result.record.round_index)
+        url = f"http://127.0.0.1:{served.metrics}/metrics"
+        told = urllib.request.urlopen(url, timeout=10).read().decode()
         status = served.status()
     assert not status.failures
+    assert f"anyfleet_rounds {ROUNDS}.0" in told
+    assert f'anyfleet_devices{{state="free"}} {DEVICES}.0' in told or status.under_way
+    assert f"anyfleet_replies_total {status.replies}.0" in told
+    assert read_status(started.folder.path).doing == "done"
     assert result.record.round_index == ROUNDS - 1
     found = practice.compare_models(result.round.params, ready, read_arrivals(run))
     assert found.differing == 0
