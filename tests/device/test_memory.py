@@ -137,3 +137,26 @@ def test_the_folder_is_its_owners_alone(tmp_path: Path) -> None:
     (tmp_path / "state" / "order.bin").symlink_to(tmp_path / "other.bin")
     with pytest.raises(StoreError, match="symbolic link"):
         Memory(tmp_path / "state")
+
+
+def test_what_was_done_for_a_server_that_is_gone_is_void(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    memory.hear("run", "first", 0)
+    for order in (3, 7, 9):
+        memory.keep(order, Past(DeviceState(last_sent_order=order)), "run")
+    memory.answer(KeptAnswer(b"digest", "reply", b"", {}))
+    again = Memory(tmp_path)  # the device was started again, and so was the server
+    again.hear("run", "first", 0)
+    assert again.orders() == [3, 7, 9]
+    again.hear("run", "second", 7)
+    assert again.orders() == [3]
+    assert again.before(12, "run").state.last_sent_order == 3
+    assert not (tmp_path / "answer.bin").exists()
+
+
+def test_another_run_makes_nothing_void(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    memory.hear("run", "first", 0)
+    memory.keep(3, Past(), "run")
+    memory.hear("another", "second", 0)
+    assert memory.orders() == [3]

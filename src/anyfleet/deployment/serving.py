@@ -206,6 +206,7 @@ def hosting(folder: FleetFolder, service: Service, work: Work, link: Linked) -> 
             counting=work.counting,
             limits=work.limits,
             patience=service.patience,
+            void=0 if state is None else state.next_order,
         )
         found = Served(folder, fleet, link.gate, enrolment, work.run, work.rounds)
         if service.metrics >= 0:

@@ -3,6 +3,7 @@
     state/after-12.bin   the state after order 12, until the server says that it never goes back
     state/order.bin      the order that is under way: it is there until its answer is delivered
     state/answer.bin     the last answer, for a server that sends the same order again
+    state/server.bin     which server the device heard last
 
 Every file is written as a whole, forced to the disk, and begins with the SHA-256 of the rest. There
 is no code in it. The folder belongs to its owner alone.
@@ -56,6 +57,13 @@ class KeptAnswer(msgspec.Struct, frozen=True):
     about: dict[str, Any]  # as of a letter
 
 
+class _Heard(msgspec.Struct, frozen=True):
+    """The server that a device heard last, and the run that it serves."""
+
+    run: str
+    server: str
+
+
 class _Moment(msgspec.Struct, frozen=True):
     """The state after an order, apart from its tensors."""
 
@@ -73,7 +81,7 @@ class Past:
     loss: float | None = None
 
 
-T = TypeVar("T", KeptOrder, KeptAnswer, _Moment)
+T = TypeVar("T", KeptOrder, KeptAnswer, _Heard, _Moment)
 
 
 class Memory:
@@ -85,6 +93,7 @@ class Memory:
     def __init__(self, folder: Path, allow: Collection[str] = ()) -> None:
         self.folder, self._allow = folder, tuple(allow)
         self._latest: tuple[int, str, float | None] = (-1, "", None)  # order, run, and its loss
+        self._heard: _Heard | None = None  # as far as it has been read
         with disk.told(folder):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder.chmod(0o700)
@@ -144,6 +153,26 @@ class Memory:
         earlier = [number for number in self.orders() if number < order]
         for number in earlier[:-1]:
             self._after(number).unlink(missing_ok=True)
+
+    def hear(self, run: str, server: str, void: int) -> None:
+        """Note which server is heard: one that took a run over issues orders from `void` on anew.
+
+        What the device did of these for the server before it is forgotten, with the last answer,
+        which may be of one of them: it is computed again if it is asked for again.
+        """
+        heard, file = _Heard(run, server), self.folder / "server.bin"
+        if self._heard is None:
+            self._heard = self._read(file, _Heard)
+        if self._heard == heard:
+            return
+        dropped = [number for number in self.orders() if number >= void]
+        if self._heard is not None and self._heard.run == run and dropped:
+            (self.folder / "answer.bin").unlink(missing_ok=True)
+            for number in dropped:
+                self._after(number).unlink(missing_ok=True)
+            self._latest = (-1, "", None)
+        self._write(file, heard)
+        self._heard = heard
 
     def orders(self) -> list[int]:
         """Return the numbers of the orders after which the state is kept, ascending."""

@@ -3,7 +3,7 @@
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import fields, replace
 from itertools import islice
 from pathlib import Path
@@ -70,7 +70,7 @@ def made(tmp_path: Path) -> Iterator[Make]:
         for number in range(count):
             near.enrol(number)
             near.start(number)
-        return server(near, **patience), near
+        return server(near, 0, **patience), near
 
     yield make  # type: ignore[misc]
     for each in begun:
@@ -78,7 +78,8 @@ def made(tmp_path: Path) -> Iterator[Make]:
         assert not each.errors
 
 
-def server(near: NearFleet, **patience: float) -> FlowerFleet:
+def server(near: NearFleet, void: int = 0, **patience: float) -> FlowerFleet:
+    near.post.run_id += 1
     fleet = FlowerFleet(
         near.post,
         TASK,
@@ -87,6 +88,7 @@ def server(near: NearFleet, **patience: float) -> FlowerFleet:
         bundle=near.bundle.digest,
         counting=WORLD.declared.counting,
         patience=replace(QUICK, **patience),
+        void=void,
     )
     gathered(fleet, len(near.threads))
     return fleet
@@ -242,20 +244,35 @@ def test_another_version_or_bundle_is_refused_by_name(
     assert anyfleet.__version__ in status.why or "bundle" in changes
 
 
-def test_a_server_that_comes_back_gets_the_same_answers(made: Make) -> None:
+@pytest.mark.parametrize("further", [0, 1, 2], ids="{} rounds later".format)
+def test_a_server_that_comes_back_goes_on_where_it_stood(
+    made: Make, further: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever devices did for the server before is done again, from what they had then."""
     method = replace(METHODS["STC with error feedback"], schedule=Buffered(4, 2))
-    fleet, near = made()
+    fleet, near = made(count=4)
     rounds = run(method, TASK, fleet, 0)
     for _ in range(2):
         done = next(rounds)
-    saved = fleet.save()
+    saved, before = fleet.save(), fleet.arrivals()
     assert len(saved.under_way)  # or nothing is asked again
-    before = fleet.arrivals()
-    again = server(near)
+    for _ in range(further):  # of which no checkpoint knows
+        next(rounds)
+    again = server(near, saved.next_order)
     again.restore(saved)
-    later = list(islice(run(method, TASK, again, 0, resume=done.snapshot), 3))
-    replayed = Replayed(TASK, WORLD.declared, always(WORLD), (*before, *again.arrivals()))
-    expected = played(method, replayed, 5)
+    kept = near.post.arrivals
+
+    def slowly(wanted: Collection[str]) -> list[Arrival]:
+        time.sleep(0.02)  # so that several are there: now the last device is the first
+        there = [each for each in wanted if each in kept]
+        return [kept.pop(there[-1])] if there else []
+
+    monkeypatch.setattr(near.post, "receive", slowly)
+    later = list(islice(run(method, TASK, again, 0, resume=done.snapshot), 4))
+    four = np.arange(4)
+    arrivals = (*before, *again.arrivals())
+    replayed = Replayed(TASK, WORLD.declared.take(four), always(WORLD).take(four), arrivals)
+    expected = played(method, replayed, 6)
     assert small.identical(later[-1].params, expected[-1].params)
 
 

@@ -190,7 +190,10 @@ class _Counts:
 
 
 class FlowerFleet:
-    """A fleet of real devices under real time, as the loop sees it (`core.seam.Runtime`)."""
+    """A fleet of real devices under real time, as the loop sees it (`core.seam.Runtime`).
+
+    A server that takes a run over says from which order on what devices did is `void`.
+    """
 
     def __init__(
         self,
@@ -203,6 +206,7 @@ class FlowerFleet:
         counting: Counting = "flops",
         limits: Limits | None = None,
         patience: Patience | None = None,
+        void: int = 0,
     ) -> None:
         self._post, self._task, self._roster = post, task, roster
         self._run, self._bundle, self._counting = run, bundle, counting
@@ -219,6 +223,7 @@ class FlowerFleet:
         self._looked = -np.inf
         self._settled = self._settling = 0  # orders below never come again
         self._next = 0  # number of the next order, as far as is known
+        self._void = void  # orders from here on that devices did for an earlier server are void
         self._counts = _Counts()
         self._arrivals: list[Arrived] = []
 
@@ -325,11 +330,7 @@ class FlowerFleet:
         """Send what is to be sent to devices that are there; the others get it when they are."""
         ready = [(each, self._of(each)) for each in orders]
         ready = [(each, device) for each, device in ready if device.node is not None]
-        about: dict[str, Value] = {
-            "run": self._run,
-            "settled": self._settled,
-            "counting": self._counting,
-        }
+        about = {**self._about, "settled": self._settled}
         letters = [
             (
                 device.node or 0,
@@ -342,6 +343,16 @@ class FlowerFleet:
         for (each, device), message in zip(ready, messages, strict=True):
             each.message = device.busy = message
             device.changed = self.now()
+
+    @property
+    def _about(self) -> dict[str, Value]:
+        """What is told beside everything that is sent."""
+        return {
+            "run": self._run,
+            "server": str(self._post.run_id),
+            "void": self._void,
+            "counting": self._counting,
+        }
 
     def _of(self, sent: _Sent) -> _Device:
         return self._fleet[int(sent.order.device[0])]
@@ -463,12 +474,11 @@ class FlowerFleet:
                     "check-in",
                     b"",
                     {
-                        "run": self._run,
+                        **self._about,
                         "version": anyfleet.__version__,
                         "bundle": self._bundle,
                         "round": self._round_index,
                         "device": device.number,
-                        "counting": self._counting,
                     },
                 ),
             )
@@ -702,6 +712,7 @@ class FlowerFleet:
         return FleetState(
             self._post.run_id,
             self.now(),
+            self._next,
             losses,
             tuple(each.order for each in orders if not each.offered),
             tuple(each.order for each in orders if each.offered),
@@ -715,9 +726,8 @@ class FlowerFleet:
         self._start = time.monotonic() - saved.now
         known = enumerate(saved.losses.tolist())
         self._losses = {number: loss for number, loss in known if not np.isnan(loss)}
+        self._next = saved.next_order
         self._look(at_once=True)
-        for order in (*saved.under_way, *saved.offered):
-            self._next = max(self._next, int(order.id[0]) + 1)
         self._settled = self._settling = min(
             [int(order.id[0]) for order in (*saved.under_way, *saved.offered)], default=0
         )
