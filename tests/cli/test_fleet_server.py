@@ -80,6 +80,36 @@ def test_init_refuses_before_it_writes(made: tuple[Path, str], tmp_path: Path) -
         assert not new.exists()
 
 
+OWN = """
+import torch
+from torch import nn
+
+def network():
+    return nn.Linear(2, 4)
+
+def samples():
+    x = torch.randn(40, 2)
+    return torch.utils.data.TensorDataset(x, x.norm(dim=1).long().clamp(max=3))
+
+def own_loss(output, target):
+    return nn.functional.cross_entropy(output, target, reduction="none")
+"""
+OWN_FILE = """
+task = { use = "Own", model = "own_rings:network", data = "own_rings:samples", devices = 2 }
+method = { use = "fedavg", lr = 0.1 }
+"""
+
+
+def test_devices_are_asked_to_allow_only_what_they_run(tmp_path: Path) -> None:
+    (tmp_path / "own_rings.py").write_text(OWN)
+    (tmp_path / "run.toml").write_text(OWN_FILE)
+    words = tmp_path / "run.toml", "--address", "localhost:9443", "--allow", "own_rings"
+    succeeds("init", tmp_path / "fleet", *words)
+    assert open_fleet(tmp_path / "fleet").device_file().allow == ()
+    succeeds("init", tmp_path / "other", *words, "task.loss=own_rings:own_loss")
+    assert open_fleet(tmp_path / "other").device_file().allow == ("own_rings",)
+
+
 def test_devices_come_and_go(made: tuple[Path, str], tmp_path: Path) -> None:
     path, _ = made
     assert "No device is enrolled" in succeeds("list", path)
