@@ -11,10 +11,18 @@ import typer
 from anyfleet import config
 from anyfleet.analysis.units import quantity
 from anyfleet.cli.run import Run, folder_for, perform, resumption
-from anyfleet.cli.screen import PlainTable, console, duration, errors, show
+from anyfleet.cli.screen import REAL, PlainTable, console, duration, errors, show
 from anyfleet.core.seam import Runtime
 from anyfleet.deployment.fleet_folder import FleetFolder, open_fleet
-from anyfleet.deployment.serving import Served, Service, Work, keep, kept, serving
+from anyfleet.deployment.serving import (
+    Served,
+    Service,
+    Work,
+    fitting_bundle,
+    keep,
+    kept,
+    serving,
+)
 from anyfleet.deployment.status import STALE, Status, read_status
 from anyfleet.device.bundle import write_bundle
 from anyfleet.errors import ConfigError, Problem, StoreError
@@ -29,7 +37,7 @@ from anyfleet.experiment import (
     prepare,
 )
 from anyfleet.runtime import Sequential
-from anyfleet.store import Origin, Recording, Reopened, Terms, reopen
+from anyfleet.store import Origin, Recording, Reopened, Terms, finished, reopen
 from anyfleet.wire import misfits
 
 _STALE_CODE = 3  # exit code of a status that nobody writes any more
@@ -77,6 +85,7 @@ def serve_fleet(
     folder.check()
     source = config.read(file, overrides, allow)
     prepared = prepare(_deployable(from_source(source), source.allow))
+    fitting_bundle(folder, prepared.task)
     run = folder_for(out, file.stem)
     origin = Origin(prepared.task, file.resolve().parent)
     named = msgspec.structs.replace(service, fleet=str(path.resolve()), run=secrets.token_hex(16))
@@ -96,6 +105,9 @@ def resume_fleet(run: Path, terms: Terms) -> None:
     service = kept(run)
     if service is None:
         raise StoreError(f"{run} is not the folder of a run on a real fleet.")
+    if finished(run, terms):
+        show(console(), f"{run} has all of its rounds. For more, say how many: --rounds N")
+        return
     folder = open_fleet(Path(service.fleet))
     folder.check()
     found: Reopened = reopen(run, terms)
@@ -154,7 +166,8 @@ def _play(deployment: Deployment, record: Callable[[], Recording]) -> None:
         show(screen, f"Run folder: {deployment.run} (if it stops: {again})")
         _gather(served, service.wait_for)
         deployed = Deployed(experiment, prepared.task, prepared.world, prepared.execution, served)
-        run = Run(deployed, recording, deployment.name, state, tuple(deployment.allow))
+        allow = tuple(deployment.allow)
+        run = Run(deployed, recording, deployment.name, state, allow, clock=REAL)
         perform(run, screen)
 
 

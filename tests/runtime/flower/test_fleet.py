@@ -1,6 +1,7 @@
 """The fleet of real devices: what the loop computes on it is what it computes in the simulator."""
 
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
@@ -313,3 +314,35 @@ def test_a_device_pads_what_it_missed_of_a_download(
             break
     assert set(found.ledger.failure) == {""}
     assert 0 < found.ledger.delivered_down[found.ledger.device == 0][0] < 1
+
+
+def test_an_order_whose_reply_never_can_be_read_is_given_up(
+    made: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, near = made()
+    deliver = near.post.deliver
+
+    def too_large(message: str, node: int, letter: Letter) -> None:
+        if node != 1 or letter.kind != "reply":
+            deliver(message, node, letter)
+            return
+        near.post.arrivals[message] = Arrival(message, node, Letter(""), False, "too large")
+
+    monkeypatch.setattr(near.post, "deliver", too_large)
+    (found,) = played(fedavg(count=TASK.devices, lr=0.1), fleet, 1)
+    failed = [each for each in found.ledger.failure if each]
+    assert failed == ["no reply: too large"]
+    asked = [letter for node, letter in near.post.sent if node == 1 and letter.kind == "order"]
+    assert 1 < len(asked) < 10
+
+
+def test_a_fleet_without_devices_waits_for_one(made: Make) -> None:
+    fleet, near = made(count=1)
+    rounds = run(fedavg(count=1, lr=0.1), TASK, fleet, 0)
+    next(rounds)
+    near.stop(0)
+    assert fleet.ready() == 0
+    threading.Timer(0.5, near.start, [0]).start()
+    found = next(rounds)
+    assert found.ledger.device.tolist() == [0]
+    assert set(found.ledger.failure) == {""}

@@ -39,6 +39,7 @@ _LOOK = 0.2  # seconds between two looks at who is online
 _POLL = 0.05  # seconds between two looks for replies, at least
 _MESSAGES = 100  # outstanding messages that are looked for in a second of polling
 _LONGEST = 500  # letters of a reason that a device gives
+_MOST_ERRORS = 5  # of messages about one order, before it is given up
 _MARGIN = 60.0  # seconds that a message is kept longer than anybody waits for its reply
 
 State = Literal["enrolled", "refused", "offline", "checking in", "free", "working", "revoked"]
@@ -166,6 +167,7 @@ class _Sent:
     offered: bool = False
     message: str | None = None  # None: to be sent again
     data: bytes = b""
+    errors: int = 0  # of messages that came to nothing
     reply: "_Ended | None" = None  # came in, and is not yet told
 
 
@@ -253,12 +255,23 @@ class FlowerFleet:
         """Return which devices are online, have checked in, and have nothing to do."""
         self._look()
         self._receive()
+        self._await_somebody()
         known = [self._fleet[number] for number in devices.tolist()]
         return np.array([each.entered and self._is_free(each) for each in known], dtype=bool)
 
     def _is_free(self, device: _Device) -> bool:
         known = device.report is not None and not device.refused and not device.revoked
         return known and device.online and device.busy is None and device.order is None
+
+    def _await_somebody(self) -> None:
+        """Wait while no device at all is there: a round without devices would be wasted."""
+        until = self.now() + self._patience.order
+        while not self._sent and self.now() < until:
+            if any(each.entered and self._is_free(each) for each in self._fleet):
+                return
+            time.sleep(_LOOK)
+            self._look()
+            self._receive()
 
     def ready(self) -> int:
         """Look once who is there, and return how many devices could take an order."""
@@ -524,7 +537,10 @@ class FlowerFleet:
     def _replied(self, sent: _Sent, device: _Device, arrival: Arrival) -> None:
         """Enter the reply to an order or to an offer."""
         if arrival.error:
-            sent.message = None  # it never arrived: it is sent again when the device is back
+            # It never arrived, or its reply: it is sent again when the device is there.
+            sent.message, sent.errors = None, sent.errors + 1
+            if sent.errors > _MOST_ERRORS:
+                self._abandon(sent, device, f"no reply: {arrival.error}")
             return
         if sent.offered:
             self._chose(sent, arrival)
@@ -590,7 +606,7 @@ class FlowerFleet:
             device = self._of(sent)
             if sent.offered:
                 if now - sent.began > patience.offer or device.revoked:
-                    self._decline(sent, device)
+                    self._decline(sent, device, f"no choice within {patience.offer:g} s")
             elif reason := self._hopeless(sent, device, now):
                 self._abandon(sent, device, reason)
 
@@ -602,17 +618,19 @@ class FlowerFleet:
         gone = not device.online and now - max(device.changed, sent.began) > self._patience.absence
         return "went offline" if gone else ""
 
-    def _decline(self, sent: _Sent, device: _Device) -> None:
+    def _decline(self, sent: _Sent, device: _Device, reason: str) -> None:
         if sent.message is not None:
             self._post.forget(sent.message)
         if device.busy == sent.message:
             device.busy = None
-        told = f"no choice within {self._patience.offer:g} s"
-        self._choices.append(_declined(sent.order, told))
+        self._choices.append(_declined(sent.order, reason))
         self._closed(int(sent.order.id[0]))
 
     def _abandon(self, sent: _Sent, device: _Device, reason: str) -> None:
         """End an order with the columns of its reply that came in, if they are of use."""
+        if sent.offered:
+            self._decline(sent, device, reason)
+            return
         arrival = None if sent.message is None else self._post.so_far(sent.message)
         if sent.message is not None:
             self._post.forget(sent.message)
