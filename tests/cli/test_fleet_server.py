@@ -110,6 +110,20 @@ def test_devices_are_asked_to_allow_only_what_they_run(tmp_path: Path) -> None:
     assert open_fleet(tmp_path / "other").device_file().allow == ("own_rings",)
 
 
+def test_what_devices_get_is_written_anew_for_another_version(
+    made: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = made
+    with monkeypatch.context() as later:
+        later.setattr("anyfleet.__version__", "9.9")
+        assert "anyfleet fleet bundle" in refused("preflight", path)
+        printed = succeeds("bundle", path, path.parent / "run.toml", "seed=7")
+        assert str(path / "device") in printed
+        assert "anyfleet 9.9" in call("preflight", path).output
+        assert open_fleet(path).device_file().version == "9.9"
+    succeeds("bundle", path, path.parent / "run.toml")
+
+
 def test_devices_come_and_go(made: tuple[Path, str], tmp_path: Path) -> None:
     path, _ = made
     assert "No device is enrolled" in succeeds("list", path)
@@ -174,6 +188,8 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         for name in sys.modules
         if name.startswith(("anyfleet.deployment", "anyfleet.cli.fleet_server"))
     ]
+    for name in ("deployment", "cli"):  # the packages get theirs back, too
+        monkeypatch.setattr(f"anyfleet.{name}", sys.modules[f"anyfleet.{name}"])
     for name in ours:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", importing)

@@ -1,4 +1,4 @@
-"""`anyfleet fleet init`, `add`, `remove`, `list`, `renew`, `preflight`: a real fleet's server."""
+"""`anyfleet fleet init`, `bundle`, `add`, `remove`, `list`, `renew`, `preflight`: the server."""
 
 import shutil
 import sys
@@ -17,6 +17,7 @@ from anyfleet.deployment.fleet_folder import (
     make_fleet,
     open_fleet,
     renew_certificate,
+    write_device_file,
 )
 from anyfleet.deployment.preflight import inspect, verdict
 from anyfleet.deployment.roster import Member, enrol, read_roster, revoke
@@ -74,6 +75,17 @@ def _asked_of_devices(
         fewer = tuple(each for each in asked if each != name)
         asked = fewer if suffices(fewer) else asked
     return asked
+
+
+def renew_bundle(path: Path, file: Path, overrides: Sequence[str], allow: Sequence[str]) -> None:
+    """Write what every device gets anew: for the task of another run file, or another version."""
+    folder, experiment = open_fleet(path), load(file, overrides, allow)
+    task = build(experiment)
+    asked = _asked_of_devices(experiment, task, tuple(allow))
+    write_device_file(folder, folder.device_file().address, asked)
+    bundle = write_bundle(task, folder.bundle, asked)
+    show(console(), f"{folder.bundle} has the model of {file} ({bundle.digest[:12]}).")
+    show(console(), f"Copy {folder.device} over the folder of every device, and start these again.")
 
 
 def add_device(path: Path, name: str, key: Path | None) -> None:
