@@ -80,6 +80,50 @@ def test_init_refuses_before_it_writes(made: tuple[Path, str], tmp_path: Path) -
         assert not new.exists()
 
 
+OWN = """
+import torch
+from torch import nn
+
+def network():
+    return nn.Linear(2, 4)
+
+def samples():
+    x = torch.randn(40, 2)
+    return torch.utils.data.TensorDataset(x, x.norm(dim=1).long().clamp(max=3))
+
+def own_loss(output, target):
+    return nn.functional.cross_entropy(output, target, reduction="none")
+"""
+OWN_FILE = """
+task = { use = "Own", model = "own_rings:network", data = "own_rings:samples", devices = 2 }
+method = { use = "fedavg", lr = 0.1 }
+"""
+
+
+def test_devices_are_asked_to_allow_only_what_they_run(tmp_path: Path) -> None:
+    (tmp_path / "own_rings.py").write_text(OWN)
+    (tmp_path / "run.toml").write_text(OWN_FILE)
+    words = tmp_path / "run.toml", "--address", "localhost:9443", "--allow", "own_rings"
+    succeeds("init", tmp_path / "fleet", *words)
+    assert open_fleet(tmp_path / "fleet").device_file().allow == ()
+    succeeds("init", tmp_path / "other", *words, "task.loss=own_rings:own_loss")
+    assert open_fleet(tmp_path / "other").device_file().allow == ("own_rings",)
+
+
+def test_what_devices_get_is_written_anew_for_another_version(
+    made: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = made
+    with monkeypatch.context() as later:
+        later.setattr("anyfleet.__version__", "9.9")
+        assert "anyfleet fleet bundle" in refused("preflight", path)
+        printed = succeeds("bundle", path, path.parent / "run.toml", "seed=7")
+        assert str(path / "device") in printed
+        assert "anyfleet 9.9" in call("preflight", path).output
+        assert open_fleet(path).device_file().version == "9.9"
+    succeeds("bundle", path, path.parent / "run.toml")
+
+
 def test_devices_come_and_go(made: tuple[Path, str], tmp_path: Path) -> None:
     path, _ = made
     assert "No device is enrolled" in succeeds("list", path)
@@ -144,6 +188,8 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         for name in sys.modules
         if name.startswith(("anyfleet.deployment", "anyfleet.cli.fleet_server"))
     ]
+    for name in ("deployment", "cli"):  # the packages get theirs back, too
+        monkeypatch.setattr(f"anyfleet.{name}", sys.modules[f"anyfleet.{name}"])
     for name in ours:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", importing)

@@ -39,6 +39,7 @@ from anyfleet.wire import (
 )
 from tests.core.test_local_training import orders
 from tests.helpers import small
+from tests.helpers.hidden import without_range_coder
 
 TASK = small.task()
 NUMBER = 3
@@ -229,6 +230,20 @@ def test_a_state_lives_from_order_to_order_and_through_restarts(home: Home) -> N
         state = client.work(asked, (state,), TASK).states[0]
         assert home.serve(ordered(asked)).replies[b"order"].data == expected
     assert replied(numbered(order(), 2)) != expected  # the residual of earlier orders is in it
+
+
+def test_a_board_without_a_range_coder_refuses_what_needs_one_and_goes_on(home: Home) -> None:
+    plain = numbered(orders(fedavg(lr=0.1), TASK, [NUMBER]), 1)
+    entropy_coded, expected = ordered(order()), replied(plain)
+    with without_range_coder():
+        assert home.serve(ordered(plain)).replies[b"order"].data == expected
+        refusal = home.serve(entropy_coded).replies[b"order"]
+    assert refusal.kind == "refused"
+    assert str(refusal.about["reason"]).startswith("library: uplink: the library constriction")
+    assert not [line for line in home.log() if "Traceback" in line]
+    assert (
+        home.serve(entropy_coded, ordered(numbered(order(), 2))).replies[b"order"].kind == "reply"
+    )
 
 
 def test_the_same_order_again_gets_the_stored_answer(

@@ -632,13 +632,13 @@ def preflight(
 def bundle(
     folder: FleetDir, file: File, overrides: Overrides = None, *, allow: Allow = None
 ) -> None:
-    """Write what every device gets anew, for another model.
+    """Write what every device gets anew, for another model or another version of Anyfleet.
 
     FILE is a run file (TOML) with the model; KEY=VALUE changes it. Devices need the new folder
     `device` before they can take part.
     """
     with importing():
-        from anyfleet.cli.fleet_serve import renew_bundle
+        from anyfleet.cli.fleet_server import renew_bundle
 
     renew_bundle(folder, file, overrides or [], allow or [])
 

@@ -1,4 +1,4 @@
-"""`anyfleet fleet serve`, `bundle` and `status`: a run on real devices, and what it is doing."""
+"""`anyfleet fleet serve` and `status`: a run on real devices, and what it is doing."""
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -24,16 +24,13 @@ from anyfleet.deployment.serving import (
     serving,
 )
 from anyfleet.deployment.status import STALE, Status, read_status
-from anyfleet.device.bundle import write_bundle
 from anyfleet.errors import ConfigError, Problem, StoreError
 from anyfleet.experiment import (
     Experiment,
     Prepared,
     RoundResult,
     State,
-    build,
     from_source,
-    load,
     prepare,
 )
 from anyfleet.runtime import Sequential
@@ -178,14 +175,6 @@ def _gather(served: Served, count: int) -> None:
         if there != before:
             show(errors(), served.doing)
         before = there
-
-
-def renew_bundle(path: Path, file: Path, overrides: Sequence[str], allow: Sequence[str]) -> None:
-    """Write the bundle of a fleet for the task of another run file."""
-    folder = open_fleet(path)
-    bundle = write_bundle(build(load(file, overrides, allow)), folder.bundle, allow)
-    show(console(), f"{folder.bundle} has the model of {file} ({bundle.digest[:12]}).")
-    show(console(), "Copy it into the folder of every device, and start these again.")
 
 
 def show_status(path: Path, *, as_json: bool) -> int:

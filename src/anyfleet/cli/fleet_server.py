@@ -1,4 +1,4 @@
-"""`anyfleet fleet init`, `add`, `remove`, `list`, `renew`, `preflight`: a real fleet's server."""
+"""`anyfleet fleet init`, `bundle`, `add`, `remove`, `list`, `renew`, `preflight`: the server."""
 
 import shutil
 import sys
@@ -10,18 +10,21 @@ import msgspec
 import typer
 
 from anyfleet.cli.screen import PlainTable, console, show
+from anyfleet.core.objectives import Task
 from anyfleet.deployment.fleet_folder import (
     Address,
     FleetFolder,
     make_fleet,
     open_fleet,
     renew_certificate,
+    write_device_file,
 )
 from anyfleet.deployment.preflight import inspect, verdict
 from anyfleet.deployment.roster import Member, enrol, read_roster, revoke
-from anyfleet.device.bundle import write_bundle
-from anyfleet.errors import ConfigError, Problem
-from anyfleet.experiment import build, load
+from anyfleet.device.bundle import bundle_of, write_bundle
+from anyfleet.errors import AnyfleetError, ConfigError, Problem
+from anyfleet.experiment import Experiment, build, load
+from anyfleet.wire import misfits
 
 EXIT_CODES = {"ok": 0, "failed": 1, "warning": 3}
 _MOST_KEY = 1 << 16  # bytes of a key that are read
@@ -38,9 +41,11 @@ def init_fleet(
 ) -> None:
     """Make the folder of a fleet for the task of a run file, and say what to do next."""
     where, experiment = Address.read(address), load(file, overrides, allow)
-    folder = make_fleet(path, where, days=days, allow=allow)
+    task = build(experiment)
+    asked = _asked_of_devices(experiment, task, tuple(allow))
+    folder = make_fleet(path, where, days=days, allow=asked)
     try:
-        write_bundle(build(experiment), folder.bundle, allow)
+        write_bundle(task, folder.bundle, asked)
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)  # half a fleet is none
         raise
@@ -50,6 +55,37 @@ def init_fleet(
     show(screen, "2. There: anyfleet device join DIR --data MODULE:FACTORY")
     show(screen, f"3. Here, with its device.pub: anyfleet fleet add {path} NAME --key device.pub")
     show(screen, f"4. Let devices reach {where}, and run: anyfleet fleet preflight {path}")
+
+
+def _asked_of_devices(
+    experiment: Experiment, task: Task, allow: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return the packages whose code devices run too; that of the model and the data stays here."""
+    job, limits = experiment.method.job(), experiment.limits
+
+    def suffices(packages: tuple[str, ...]) -> bool:
+        try:
+            bundle_of(task, packages)
+        except AnyfleetError:
+            return False
+        return misfits(job, packages, limits) == misfits(job, allow, limits)
+
+    asked = allow
+    for name in allow:
+        fewer = tuple(each for each in asked if each != name)
+        asked = fewer if suffices(fewer) else asked
+    return asked
+
+
+def renew_bundle(path: Path, file: Path, overrides: Sequence[str], allow: Sequence[str]) -> None:
+    """Write what every device gets anew: for the task of another run file, or another version."""
+    folder, experiment = open_fleet(path), load(file, overrides, allow)
+    task = build(experiment)
+    asked = _asked_of_devices(experiment, task, tuple(allow))
+    write_device_file(folder, folder.device_file().address, asked)
+    bundle = write_bundle(task, folder.bundle, asked)
+    show(console(), f"{folder.bundle} has the model of {file} ({bundle.digest[:12]}).")
+    show(console(), f"Copy {folder.device} over the folder of every device, and start these again.")
 
 
 def add_device(path: Path, name: str, key: Path | None) -> None:

@@ -575,6 +575,11 @@ class Codec(Slot):
         """The most by which `bits` exceed the packed bits; receivers refuse what claims more."""
         return Slack()
 
+    @property
+    def unavailable(self) -> str:
+        """Why this machine can neither `pack` nor `unpack`, and what to do; "" if it can."""
+        return ""
+
     @abstractmethod
     def compress(
         self, rows: Params, sent_fraction: Tensor, layout: MessageLayout, state: Params

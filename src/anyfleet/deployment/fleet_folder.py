@@ -221,12 +221,17 @@ def make_fleet(
     _write_server(folder, server)
     write(folder.secret, secrets.token_hex(32).encode("ascii"), _PRIVATE)
     write(folder.device / "ca.crt", authority.certificate)
-    text = DeviceFile(address, anyfleet.__version__, tuple(allow)).to_toml()
-    write(folder.device / "fleet.toml", text.encode("utf-8"))
+    write_device_file(folder, address, allow)
     write(folder.roster, b"", _PRIVATE)  # the last: without it, it is no fleet
     with told(path):
         force_folder(path)
     return folder
+
+
+def write_device_file(folder: FleetFolder, address: Address, allow: Sequence[str]) -> None:
+    """Write the file `fleet.toml` of devices, as one that this version of Anyfleet has made."""
+    text = DeviceFile(address, anyfleet.__version__, tuple(allow)).to_toml()
+    write(folder.device / "fleet.toml", text.encode("utf-8"))
 
 
 def renew_certificate(folder: FleetFolder, *, days: int = SERVER_DAYS) -> None:

@@ -212,7 +212,8 @@ def _versions(folder: FleetFolder) -> Iterator[Finding]:
     made = folder.device_file().version
     if made != anyfleet.__version__:
         told = f"{folder.device} was made by anyfleet {made}, this is {anyfleet.__version__}: "
-        yield Finding("versions", "failed", f"{told}install {made}, or make the fleet anew.")
+        mend = f"install {made}, or run anyfleet fleet bundle {folder.path} RUN.toml"
+        yield Finding("versions", "failed", f"{told}{mend} and copy device/ to the devices.")
     python = ".".join(map(str, sys.version_info[:3]))
     if flower == FLOWER and made == anyfleet.__version__:
         yield Finding("versions", "ok", f"anyfleet {made}, Flower {flower}, Python {python}")

@@ -47,6 +47,8 @@ def decode_job(data: bytes, allow: tuple[str, ...], limits: Limits) -> Job:
         raise BadMessage(f"a job that cannot be made: {type(error).__name__}", "job") from error
     if not set(job.report) <= MEASURES.union(*(each.names for each in job.measures)):
         raise BadMessage("a job that asks for what no device measures", "job")
+    for path, why in _unavailable(job).items():
+        raise BadMessage(f"{path}: {why}", "library")
     return job
 
 
@@ -54,9 +56,16 @@ def misfits(job: Job, allow: tuple[str, ...], limits: Limits) -> dict[str, str]:
     """Return why devices would refuse orders with this job, by path inside it; empty if none."""
     try:
         plain = _plain(encode_job(job), limits)
-        return {fault.path: fault.what for fault in _faults(plain, allow, limits)}
+        found = {fault.path: fault.what for fault in _faults(plain, allow, limits)}
+        return _unavailable(job) | found
     except AnyfleetError as error:  # too long, or a part without a name
         return {"": str(error)}
+
+
+def _unavailable(job: Job) -> dict[str, str]:
+    """Return the codecs whose bytes this machine cannot make or read, and why."""
+    codecs = {"uplink": job.uplink, "downlink": job.downlink}
+    return {path: codec.unavailable for path, codec in codecs.items() if codec.unavailable}
 
 
 def _plain(data: bytes, limits: Limits) -> Any:

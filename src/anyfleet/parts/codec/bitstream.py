@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal, NamedTuple
 
-import constriction
 import msgspec
 import numpy as np
 import torch
@@ -32,7 +31,6 @@ from anyfleet.parts.codec.entropy_tables import (
     Bins,
     Bytes,
     Choice,
-    Model,
     choose,
     from_gaps,
     gap_share,
@@ -41,6 +39,7 @@ from anyfleet.parts.codec.entropy_tables import (
     model,
     to_gaps,
 )
+from anyfleet.parts.codec.range_coder import Model, decoder, encoder, uniform
 from anyfleet.parts.codec.ranking import (
     Array,
     Chosen,
@@ -62,10 +61,6 @@ SLACK_BITS = 128
 SLACK_SHARE = 1e-3
 # An entry is one symbol and at most one gap. Those that cost next to nothing still add up.
 SLACK = Slack(SLACK_BITS, SLACK_SHARE, entry=2 * ROUNDING_BITS)
-
-_Encoder = constriction.stream.queue.RangeEncoder
-_Decoder = constriction.stream.queue.RangeDecoder
-_Uniform = constriction.stream.model.Uniform
 
 _WORD, _ENDING = 32, 2  # bits of a word, and words in which a coder ends at most
 _LARGE = 32  # bits of a quantisation level beyond the tables
@@ -577,7 +572,7 @@ class _Writer:
 
     def __init__(self, form: SymbolFormat, low: int, limit: int) -> None:
         self._format, self._low, self._limit = form, low, limit
-        self._encoder = _Encoder()
+        self._encoder = encoder()
         self._flags: list[tuple[int, int] | None] = []
         self._signs: list[Flags] = []
         self._numbers: list[bytes] = []
@@ -611,7 +606,7 @@ class _Writer:
             symbols[beyond] = self._limit
         self._encoder.encode(symbols, table)
         if self._low:
-            self._encoder.encode(codes & ((1 << self._low) - 1), _Uniform(1 << self._low))
+            self._encoder.encode(codes & ((1 << self._low) - 1), uniform(1 << self._low))
         if self._format.signs == "apart":
             self._signs.append(levels.take(np.flatnonzero(levels != 0)) < 0)
 
@@ -767,7 +762,7 @@ class _Reader:
 
     def __init__(self, record: Column, form: SymbolFormat, head: _Head) -> None:
         self._record, self._format, self._head = record, form, head
-        self._decoder = _Decoder(np.frombuffer(record.words, dtype="<u4").astype(np.uint32))
+        self._decoder = decoder(np.frombuffer(record.words, dtype="<u4").astype(np.uint32))
         signs = np.frombuffer(record.signs, dtype=np.uint8)
         self._signs, self._signed = np.unpackbits(signs), 0
         self._large, self._beyond = np.frombuffer(record.large, dtype="<u4"), 0
@@ -815,7 +810,7 @@ class _Reader:
         if high.max(initial=0) >= self._head.sizes[at]:
             raise BadMessage("a symbol that its table does not have")
         # 31 bits at most: 4 bytes hold every code on the way.
-        codes = high << low | self._decode(_Uniform(1 << low), count) if low else high
+        codes = high << low | self._decode(uniform(1 << low), count) if low else high
         if self._head.limit:
             self._enlarge(codes, np.flatnonzero(high == self._head.limit))
         levels = self._format.levels(codes)

@@ -8,15 +8,15 @@ the same in binary floating point on all machines, so both ends of a message bui
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import constriction
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from anyfleet.arrays import Ints
+from anyfleet.parts.codec.range_coder import Model, categorical
 from anyfleet.parts.codec.ranking import (
     Array,
     array_of,
@@ -27,8 +27,6 @@ from anyfleet.parts.codec.ranking import (
     tally,
 )
 
-Model = Any  # of symbols, for a range coder
-_Categorical = constriction.stream.model.Categorical
 Bytes = NDArray[np.uint8]
 
 MOST_SYMBOLS = 1 << 11  # of a table; larger codes send their low bits as they are, or all bits
@@ -310,7 +308,7 @@ def model(table: Bytes) -> Model:
     """Return the coder model of a table; the only symbol of a table takes almost no bits."""
     padded = table if len(table) > 1 else np.append(table, np.uint8(0))
     weights = _WEIGHTS[padded]
-    return _Categorical(weights / weights.sum(), perfect=False)
+    return categorical(weights / weights.sum())
 
 
 class Gaps(NamedTuple):
@@ -371,7 +369,7 @@ def gaps(share: int) -> Gaps:
         after = left * (_ONE - share) >> 16
         masses.append(left - after)
         left = after
-    return Gaps(_Categorical(np.array([*masses, left]) / float(1 << 40), perfect=False), longest)
+    return Gaps(categorical(np.array([*masses, left]) / float(1 << 40)), longest)
 
 
 def to_gaps(kept: Ints, longest: int) -> NDArray[np.int32]:

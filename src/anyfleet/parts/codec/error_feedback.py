@@ -45,6 +45,10 @@ class ErrorFeedback(Codec):
     def slack(self) -> Slack:
         return self.inner.slack
 
+    @property
+    def unavailable(self) -> str:
+        return self.inner.unavailable
+
     def compress(
         self, rows: Params, sent_fraction: Tensor, layout: MessageLayout, state: Params
     ) -> Compressed:

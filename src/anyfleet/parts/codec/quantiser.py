@@ -24,6 +24,7 @@ from anyfleet.parts.codec.bitstream import (
     packed_bits,
     unpack,
 )
+from anyfleet.parts.codec.range_coder import missing
 
 _ALL = 1 - 1e-6  # all that a codec can send: a message is never quite as long as its update
 _MOST_SCALE = torch.finfo(torch.float32).max
@@ -43,6 +44,10 @@ class Quantiser(Codec):
     @property
     def slack(self) -> Slack:
         return SLACK
+
+    @property
+    def unavailable(self) -> str:
+        return missing()
 
     @abstractmethod
     def quantise(self, rows: Params, sent_fraction: Tensor, layout: MessageLayout) -> Symbols:
