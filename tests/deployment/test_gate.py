@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.node_pb2 import Node
 
 from anyfleet.deployment.fleet_folder import Address, FleetFolder, make_fleet
 from anyfleet.deployment.gate import Gate, GateLimits
@@ -154,6 +156,19 @@ def test_a_body_above_the_limit_is_refused(folder: FleetFolder, superlink: Super
         assert post(folder, gate.port, path, chunks)[0] == 413
         assert gate.counts()["too_large"] == 2
         assert gate.counts()["forwarded"] == 1
+
+
+@pytest.mark.parametrize(("sender", "status"), [(7, 403), (5, 401)], ids=["another", "its own"])
+def test_a_reply_in_the_name_of_another_device_is_refused(
+    folder: FleetFolder, superlink: SuperLink, sender: int, status: int
+) -> None:
+    request = PushMessagesRequest(node=Node(node_id=5))
+    request.messages_list.add().metadata.src_node_id = sender
+    with open_gate(folder, superlink) as gate:
+        body = request.SerializeToString()
+        found, _ = post(folder, gate.port, "/v1/fleet/push-messages", body)
+        assert found == status  # without a key that is known, the SuperLink refuses
+        assert gate.counts()["forged"] == (status == 403)
 
 
 def test_a_device_that_asks_too_often_waits(folder: FleetFolder, superlink: SuperLink) -> None:

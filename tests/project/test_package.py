@@ -44,7 +44,8 @@ MODULES = [module_of(file) for file in FILES]
 # its own room and from every layer below, not from the other rooms of its layer.
 LAYERS = (
     ("cli",),
-    ("study", "device", "deployment"),
+    ("study", "deployment"),
+    ("device",),
     ("analysis experiment hardware store together",),
     ("methods",),
     ("parts", "world runtime wire", "tasks"),
@@ -359,11 +360,12 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 def test_every_dependency_is_pinned_for_make() -> None:
     pins = (ROOT / "constraints.txt").read_text().splitlines()
-    pinned = {line.partition("==")[0].lower() for line in pins if "==" in line}
+    pinned = {line.partition("==")[0].lower().replace("_", "-") for line in pins if "==" in line}
     assert all("==" in line for line in pins if line and not line.startswith("#"))
     extras = [each for extra in PROJECT["optional-dependencies"].values() for each in extra]
     declared = {
-        re.split(r"[<>=~!\[; ]", each)[0].lower() for each in PROJECT["dependencies"] + extras
+        re.split(r"[<>=~!\[; ]", each)[0].lower().replace("_", "-")
+        for each in PROJECT["dependencies"] + extras
     }
     assert declared <= pinned
 

@@ -58,7 +58,7 @@ class Band:
 _LABELS: Mapping[Axis, str] = MappingProxyType(
     {
         "rounds": "rounds",
-        "time": "simulated time [{}]",
+        "time": "time [{}]",
         "bytes": "traffic [{}]",
         "energy": "energy [{}]",
         "flops": "calculation [{}]",
@@ -94,14 +94,15 @@ def draw(
     title: str = "",
     equal: Mapping[Resource, float] | None = None,
     over: Sequence[Axis] = (),
+    clock: str = "simulated",
 ) -> Path:
-    """Draw the metric of runs over simulated time and over traffic; with a world, its devices too.
+    """Draw the metric of runs over time and over traffic; with a world, its devices too.
 
-    `over` names other axes. A resource of `equal` has its panel too, with a line at the amount, and
-    so have the widths if more than one was evaluated; a resource that no run spent has none. Runs
-    with different metrics have panels of their own. Curves are means over seeds, bands their 95 %
-    intervals; `band` says how seeds are joined. Raise NothingToDraw if no run has a number to show,
-    and NoPictures without matplotlib.
+    `clock` says which time it is: "simulated" or "real". `over` names other axes. A resource of
+    `equal` has its panel too, with a line at the amount, and so have the widths if more than one
+    was evaluated; a resource that no run spent has none. Runs with different metrics have panels of
+    their own. Curves are means over seeds, bands their 95 % intervals; `band` says how seeds are
+    joined. Raise NothingToDraw if no run has a number to show, and NoPictures without matplotlib.
     """
     runs = {name: group for name, group in runs.items() if group}
     file, panels = Path(file), _planned(runs, equal or {}, over or _USUAL)
@@ -112,6 +113,8 @@ def draw(
             _over_widths(axes, panel, colours)
         else:
             _curves(axes, panel, colours, panel.axis)
+            if panel.axis == "time":
+                axes.set_xlabel(f"{clock} {axes.get_xlabel()}")
         place = axes.get_subplotspec()
         if (place is not None and place.is_first_col()) or panel.metric != panels[0].metric:
             axes.set_ylabel(panel.label)

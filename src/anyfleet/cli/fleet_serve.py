@@ -11,7 +11,7 @@ import typer
 from anyfleet import config
 from anyfleet.analysis.units import quantity
 from anyfleet.cli.run import Run, folder_for, perform, resumption
-from anyfleet.cli.screen import PlainTable, console, duration, errors, show
+from anyfleet.cli.screen import REAL, PlainTable, console, duration, errors, show
 from anyfleet.core.seam import Runtime
 from anyfleet.deployment.fleet_folder import FleetFolder, open_fleet
 from anyfleet.deployment.serving import Served, Service, Work, keep, kept, serving
@@ -154,7 +154,8 @@ def _play(deployment: Deployment, record: Callable[[], Recording]) -> None:
         show(screen, f"Run folder: {deployment.run} (if it stops: {again})")
         _gather(served, service.wait_for)
         deployed = Deployed(experiment, prepared.task, prepared.world, prepared.execution, served)
-        run = Run(deployed, recording, deployment.name, state, tuple(deployment.allow))
+        allow = tuple(deployment.allow)
+        run = Run(deployed, recording, deployment.name, state, allow, clock=REAL)
         perform(run, screen)
 
 

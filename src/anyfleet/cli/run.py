@@ -19,7 +19,16 @@ from anyfleet.analysis.equal_budgets import Resource
 from anyfleet.analysis.plots import NoPictures, NothingToDraw, draw
 from anyfleet.analysis.summaries import Runs, summarise, taken_apart
 from anyfleet.cli.remarks import remarks
-from anyfleet.cli.screen import console, errors, progress, put_event, put_line, show, silent
+from anyfleet.cli.screen import (
+    SIMULATED,
+    console,
+    errors,
+    progress,
+    put_event,
+    put_line,
+    show,
+    silent,
+)
 from anyfleet.cli.stopping import exit_code
 from anyfleet.cli.tables import apart, drawn, ends, width_title, widths
 from anyfleet.errors import StoreError
@@ -76,12 +85,11 @@ def folder_for(out: Path | None, name: str) -> Path:
     return fresh(RUNS, name) if out is None else claim(out)
 
 
-def record(
-    prepared: Prepared, recording: Recording, *, name: str, state: State | None = None
-) -> tuple[RoundRecord, ...]:
-    """Play an experiment into a folder, from its beginning or from a state; show its progress."""
-    done = state.record.round_index + 1 if state else 0
-    with progress(errors(), name, prepared.experiment.rounds, done) as shown, recording:
+def record(run: "Run") -> tuple[RoundRecord, ...]:
+    """Play a run into its folder, from its beginning or from a state; show its progress."""
+    prepared, recording, state = run.prepared, run.recording, run.state
+    done, rounds = state.record.round_index + 1 if state else 0, prepared.experiment.rounds
+    with progress(errors(), run.name, rounds, done, run.clock) as shown, recording:
         for result in prepared.play(state):
             recording.append(result)
             shown(result.record)
@@ -130,10 +138,11 @@ def picture(
     title: str = "",
     equal: Mapping[Resource, float] | None = None,
     over: Sequence[Axis] = (),
+    clock: str = SIMULATED,
 ) -> None:
     """Draw runs; if that is impossible, say why: a run is worth having without a picture."""
     try:
-        draw(file, runs, world=world, title=title, equal=equal, over=over)
+        draw(file, runs, world=world, title=title, equal=equal, over=over, clock=clock)
     except (NoPictures, NothingToDraw, StoreError) as missing:
         screen.print(f"({missing})", markup=False)
     else:
@@ -184,13 +193,14 @@ class Run:
     name: str
     state: State | None = None
     allow: tuple[str, ...] = ()  # packages whose code it uses
+    clock: str = SIMULATED  # which time its seconds are of
 
 
 def perform(run: Run, screen: Console) -> None:
     """Play a run into its folder, and show what came out."""
     folder, experiment = run.recording.folder, run.prepared.experiment
     try:
-        records = record(run.prepared, run.recording, name=run.name, state=run.state)
+        records = record(run)
     except KeyboardInterrupt as stop:
         done, planned = len(read_rounds(folder)), experiment.rounds
         show(screen, f"Stopped after {done} of {planned} rounds. Everything so far is in {folder}.")
@@ -198,7 +208,7 @@ def perform(run: Run, screen: Console) -> None:
         raise typer.Exit(exit_code(stop)) from stop
     runs = {run.name: {experiment.seed: records}}
     found = compare(runs, Goal(target=math.nan))  # a single run has no target
-    screen.print(drawn(ends(found), screen.width))
+    screen.print(drawn(ends(found, run.clock), screen.width))
     narrow = widths(found)
     if narrow is not None:
         show(screen, f"\n{width_title(found)}")
@@ -210,7 +220,7 @@ def perform(run: Run, screen: Console) -> None:
         screen.print()
     for remark in remarks(experiment, run.prepared.task, records, read_ledger(folder)):
         show(screen, remark)
-    picture(folder / "curves.png", runs, screen=screen)
+    picture(folder / "curves.png", runs, screen=screen, clock=run.clock)
 
 
 def resume_run(folder: Path, terms: Terms, *, every: int | None, json: bool = False) -> None:

@@ -20,6 +20,7 @@ from anyfleet.study.plan import PlannedRun
 
 Show = Callable[[RoundRecord], None]
 Tell = Callable[[Event], None]
+SIMULATED, REAL = "simulated", "real"  # times that the seconds of a run may be of
 _PLAIN_LINES = 10  # of progress for each run, without a terminal
 _PLAIN_WIDTH = 120  # of tables, without a terminal or COLUMNS
 
@@ -90,13 +91,18 @@ class Pace:
 
 
 @contextmanager
-def progress(screen: Console, name: str, rounds: int, done: int = 0) -> Iterator[Show]:
-    """Yield what shows each round: one live line on a terminal, some plain lines elsewhere."""
+def progress(
+    screen: Console, name: str, rounds: int, done: int = 0, clock: str = SIMULATED
+) -> Iterator[Show]:
+    """Yield what shows each round: one live line on a terminal, some plain lines elsewhere.
+
+    `clock` says which time the seconds of a run are of.
+    """
     pace, began = Pace(), time.monotonic()
 
     def status(record: RoundRecord) -> str:
         pace.rounds, pace.seconds = pace.rounds + 1, time.monotonic() - began
-        return f"{_status(record)}, {pace.told(rounds - record.round_index - 1)}"
+        return f"{_status(record)} {clock}, {pace.told(rounds - record.round_index - 1)}"
 
     if not screen.is_terminal:
         every = max(1, rounds // _PLAIN_LINES)
@@ -130,7 +136,7 @@ def _live(screen: Console) -> Progress:
 
 def _status(record: RoundRecord) -> str:
     score = _scored(record.metric, record.score) if record.evaluated() else "not evaluated"
-    return f"{score} after {seconds(record.time)} simulated"
+    return f"{score} after {seconds(record.time)}"
 
 
 def _scored(metric: str, value: float) -> str:

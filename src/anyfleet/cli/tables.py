@@ -205,16 +205,17 @@ def _seeds(found: Comparison) -> Iterator[Column]:
 # --- tables of a comparison ---------------------------------------------------------------------
 
 
-def ends(found: Comparison) -> Sheet:
+def ends(found: Comparison, clock: str = "simulated") -> Sheet:
     """Return where runs ended: scores, time, the time to the target, energy, traffic, failures.
 
-    "spread %" is the deviation of the accuracy over devices, if these were evaluated.
+    "spread %" is the deviation of the accuracy over devices, if these were evaluated. `clock` says
+    which time the seconds are of.
     """
     further = (name for name in found.quantities if name.startswith("metric_"))
     others = [name for name in further if name != "metric_loss"]
     columns = [*_seeds(found), *_last_and_best(found)]
     columns += [_column(found, Metric(o.removeprefix("metric_")).head, o) for o in others]
-    columns.append(_column(found, "simulated {}", "seconds"))
+    columns.append(_column(found, f"{clock} {{}}", "seconds"))
     if found.metrics and found.goal.width is None and not math.isnan(found.target):
         columns.append(_to_target(found))
     unmeasured = found.quantities["unmeasured"].values

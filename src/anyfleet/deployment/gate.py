@@ -2,8 +2,9 @@
 
 Flower's SuperLink serves devices, runs and administrators on one port, the last without any
 authentication. The gate takes connections from devices (TLS), passes on what is for the Fleet API
-and nothing else, and refuses what is too large or too much for one device. Who a device is, and
-whether it is enrolled, the SuperLink decides, by the key that has signed each request.
+and nothing else, and refuses what is too large or too much for one device, and replies that name
+another sender than the request. Who a device is, and whether it is enrolled, the SuperLink decides,
+by the key that has signed each request.
 
 It runs in a thread of the server's process and ends with it.
 """
@@ -28,9 +29,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from anyfleet.deployment.fleet_folder import FleetFolder
 from anyfleet.errors import LinkError, refuse
+from anyfleet.runtime.flower.flower_api import names_another_sender
 
 # The whole of a path: nothing that could be read as another one further on ("..", "%2e", "?").
 _FLEET_PATH = re.compile(rb"/v1/fleet/[a-z-]{1,64}")
+_REPLIES = b"/v1/fleet/push-messages"  # on which the SuperLink believes who the sender is
+_MOST_REPLIES = 4 << 20  # bytes of such a request: what replies hold follows in others
 _KEY_HEADER = b"flwr-public-key"
 _PASSED_ON = {b"content-type", b"content-length", b"content-encoding"}
 _ASKED = _PASSED_ON | {b"accept", b"accept-encoding"}
@@ -164,6 +168,7 @@ COUNTS = (
     "crowded",  # connections
     "unreachable",  # the SuperLink
     "broken",  # off in the middle of a request
+    "forged",  # a reply in the name of another device
     "bytes_up",
     "bytes_down",
 )
@@ -379,13 +384,20 @@ class _Proxy:
         self, payers: Iterable[_Allowance], scope: Scope, body: _Body, send: Send
     ) -> None:
         asked = [pair for pair in scope["headers"] if _is_passed_on(pair[0], _ASKED)]
-        request = self._client.build_request(
-            "POST",
-            self._base + scope["raw_path"].decode("ascii"),
-            headers=asked,
-            content=self._pieces(body, payers),
-        )
+        content: AsyncIterator[bytes] | bytes = self._pieces(body, payers, self._limits.body)
         try:
+            if scope["raw_path"] == _REPLIES:
+                parts = self._pieces(body, payers, _MOST_REPLIES)
+                content = b"".join([piece async for piece in parts])
+                if names_another_sender(content):
+                    await self._refuse(403, "forged", body, send)
+                    return
+            request = self._client.build_request(
+                "POST",
+                self._base + scope["raw_path"].decode("ascii"),
+                headers=asked,
+                content=content,
+            )
             response = await self._client.send(request, stream=True)
         except _TooLarge:
             await self._refuse(413, "too_large", body, send)
@@ -397,12 +409,14 @@ class _Proxy:
             self._counts["forwarded"] += 1
             await self._answer(response, payers, send)
 
-    async def _pieces(self, body: _Body, payers: Iterable[_Allowance]) -> AsyncIterator[bytes]:
+    async def _pieces(
+        self, body: _Body, payers: Iterable[_Allowance], most: int
+    ) -> AsyncIterator[bytes]:
         total = 0
         while not body.complete:
             piece = await body.next(_PATIENCE)
             total += len(piece)
-            if total > self._limits.body:
+            if total > most:
                 raise _TooLarge
             self._spend("bytes_up", len(piece), payers)
             if piece:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from anyfleet.elastic.tracing.aliases import complete
 from anyfleet.errors import AnyfleetError
 from anyfleet.experiment import Prepared
 from anyfleet.runtime import Simulated
-from anyfleet.runtime.replayed import Replayed
+from anyfleet.runtime.replayed import Arrived, Replayed
 
 _PATIENCE = 120.0  # seconds for a command that ends by itself, and for a device to make its key
 _LEAVE = 15.0  # seconds for a device to leave
@@ -85,7 +86,7 @@ def practise(practice: Practice, prepared: Prepared) -> Iterator[str]:
     Raise AnyfleetError with the end of what a command printed if it fails.
     """
     allow = [word for name in practice.allow for word in ("--allow", name)]
-    port, count = _free_port(), prepared.task.devices
+    port, count = free_port(), prepared.task.devices
     file, fleet = str(practice.file), str(practice.fleet)
     address = f"{_ADDRESS}:{port}"
     with ExitStack() as stack:
@@ -106,7 +107,26 @@ def practise(practice: Practice, prepared: Prepared) -> Iterator[str]:
 
 @contextmanager
 def _device(practice: Practice, prepared: Prepared, number: int) -> Iterator[None]:
-    """Run a device until the block ends."""
+    """Run a device until the block ends; if all is well, it has until then left by itself."""
+    process = device_process(practice, prepared, number, "--once")
+    try:
+        yield
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_LEAVE)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        try:
+            process.wait(_LEAVE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def device_process(
+    practice: Practice, prepared: Prepared, number: int, *options: str
+) -> subprocess.Popen[bytes]:
+    """Start a device as a process, with its own folder, its part of the data and its log."""
     home, task, world = practice.device(number), prepared.task, prepared.world
     shutil.copytree(practice.fleet / "device", home)
     data, test = task.data(number), task.own_test(number)
@@ -114,7 +134,7 @@ def _device(practice: Practice, prepared: Prepared, number: int) -> Iterator[Non
     plain: dict[str, Any] = {name: each.cpu().numpy() for name, each in arrays.items()}
     np.savez(home / "data.npz", **plain)
     declared = world.declared
-    words = ["--data", str(home / "data.npz"), "--once"]
+    words = ["--data", str(home / "data.npz"), *options]
     words += ["--level", str(declared.level[number])]
     words += ["--column-width", repr(float(declared.column_width[number]))]
     words += [word for name in practice.allow for word in ("--allow", name)]
@@ -125,25 +145,13 @@ def _device(practice: Practice, prepared: Prepared, number: int) -> Iterator[Non
         given.write_text(json.dumps(given_conditions(prepared, number)))
         words += ["--given-conditions", str(given)]
     with (home / "log.txt").open("wb") as log:
-        process = subprocess.Popen(  # noqa: S603 - our own command
+        return subprocess.Popen(  # noqa: S603 - our own command
             command("device", "join", str(home), *words),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             env=_environment(),
         )
-    try:
-        yield
-    finally:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_LEAVE if sys.exc_info()[0] is None else 0)
-        if process.poll() is None:
-            process.terminate()
-        try:
-            process.wait(_LEAVE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def given_conditions(prepared: Prepared, number: int) -> dict[str, float]:
@@ -160,31 +168,30 @@ def conditions_at_start(prepared: Prepared) -> Conditions:
 
 
 def compare(practice: Practice, prepared: Prepared) -> Compared:
-    """Compare the model of the run with that of the simulator, or of a replay.
-
-    A run is replayed if some of its orders were still under way when a round ended: then the order
-    in which replies came in decides what is computed.
-    """
+    """Compare the model of a practised run with that of the simulator, or of a replay."""
     real = safetensors.torch.load_file(practice.run / "model.safetensors")
+    return compare_models(real, prepared, read_arrivals(practice.run))
+
+
+def compare_models(real: Params, prepared: Prepared, arrivals: Sequence[Arrived]) -> Compared:
+    """Compare the model of a run, or some tensors of it, with the simulator, or with a replay.
+
+    A run is replayed if orders are still under way when its rounds end: then the order in which
+    replies came in decides what is computed.
+    """
     experiment, task = prepared.experiment, prepared.task
     asynchronous = any(method_is_asynchronous(prepared))
     if asynchronous:
-        fleet = Replayed(
-            task,
-            prepared.world.declared,
-            conditions_at_start(prepared),
-            read_arrivals(practice.run),
-            experiment.limits,
-        )
+        declared, known = prepared.world.declared, conditions_at_start(prepared)
+        fleet = Replayed(task, declared, known, arrivals, experiment.limits)
         rounds = play_rounds(experiment.method, task, fleet, experiment.seed)
-        for _ in range(experiment.rounds):
-            last = next(rounds)
+        *_, last = islice(rounds, experiment.rounds)
         tree: Params = {**last.params, **last.buffers}
     else:
-        for result in prepared.play():
-            tree = {**result.round.params, **result.round.buffers}
+        *_, result = prepared.play()
+        tree = {**result.round.params, **result.round.buffers}
     expected = complete(tree, task.blueprint.aliases)
-    return _compared(real, expected, replayed=asynchronous)
+    return _compared(real, {name: expected[name] for name in real}, replayed=asynchronous)
 
 
 def method_is_asynchronous(prepared: Prepared) -> Iterator[bool]:
@@ -200,8 +207,6 @@ def method_is_asynchronous(prepared: Prepared) -> Iterator[bool]:
 
 
 def _compared(real: Params, expected: Mapping[str, torch.Tensor], *, replayed: bool) -> Compared:
-    if real.keys() != expected.keys():
-        raise AnyfleetError("the model of the run has other tensors than that of the simulator")
     differing, largest, count = 0, 0.0, 0
     for name, value in expected.items():
         other, count = real[name], count + value.numel()
@@ -269,7 +274,8 @@ def _awaited(file: Path, log: Path) -> None:
         time.sleep(0.1)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port on loopback that nobody uses now."""
     with socket.socket() as probe:
         probe.bind((_ADDRESS, 0))
         return int(probe.getsockname()[1])

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -158,23 +159,44 @@ class Work:
     state: FleetState | None = None  # of the run that is resumed
 
 
+class Linked(NamedTuple):
+    """The SuperLink of a fleet, and the gate before it, through which devices come."""
+
+    superlink: SuperLink
+    gate: Gate
+
+
 @contextmanager
 def serving(folder: FleetFolder, service: Service, work: Work) -> Iterator[Served]:
     """Serve a fleet for a run. However the block ends, everything that was started is stopped."""
-    bundle = fitting_bundle(folder, work.task)
-    authority, secret = folder.authority.read_bytes(), folder.secret.read_bytes()
-    state = work.state
+    fitting_bundle(folder, work.task)
+    with linked(folder, work) as link, hosting(folder, service, work, link) as found:
+        yield found
+
+
+@contextmanager
+def linked(folder: FleetFolder, work: Work) -> Iterator[Linked]:
+    """Let devices connect while the block runs, with messages as large as the work needs."""
+    limits = GateLimits.for_message(_most(work))
+    with SuperLink(folder) as link, Gate(folder, link.address, limits=limits) as gate:
+        yield Linked(link, gate)
+
+
+@contextmanager
+def hosting(folder: FleetFolder, service: Service, work: Work, link: Linked) -> Iterator[Served]:
+    """Serve a run to devices that connect over a link; other runs may come before and after."""
+    bundle, authority = fitting_bundle(folder, work.task), folder.authority.read_bytes()
+    state, address = work.state, link.superlink.address
     with ExitStack() as stack:
-        link = stack.enter_context(SuperLink(folder))
-        most = work.limits.for_model(work.task.blueprint).message
-        limits = GateLimits.for_message(most)
-        gate = stack.enter_context(Gate(folder, link.address, limits=limits))
-        replaces = None if state is None else state.run_id
         post = HostedRun(
-            link.address, ca=authority, secret=secret, replaces=replaces, most=most + _ASIDE
+            address,
+            ca=authority,
+            secret=folder.secret.read_bytes(),
+            replaces=None if state is None else state.run_id,
+            most=_most(work) + _ASIDE,
         )
         closing = stack.enter_context(_closing(post))
-        enrolment = Enrolment(folder.roster, link.address, authority)
+        enrolment = Enrolment(folder.roster, address, authority)
         fleet = FlowerFleet(
             post,
             work.task,
@@ -185,7 +207,7 @@ def serving(folder: FleetFolder, service: Service, work: Work) -> Iterator[Serve
             limits=work.limits,
             patience=service.patience,
         )
-        found = Served(folder, fleet, gate, enrolment, work.run, work.rounds)
+        found = Served(folder, fleet, link.gate, enrolment, work.run, work.rounds)
         if service.metrics >= 0:
             found.metrics = stack.enter_context(metrics_served(found, service.metrics))
         stack.enter_context(found.watched())
@@ -193,6 +215,11 @@ def serving(folder: FleetFolder, service: Service, work: Work) -> Iterator[Serve
         closing.append(True)
         fleet.say_done()
         found.doing = "done"
+
+
+def _most(work: Work) -> int:
+    """Return the most bytes of a message."""
+    return work.limits.for_model(work.task.blueprint).message
 
 
 @contextmanager

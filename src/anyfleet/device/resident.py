@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from typing import Protocol, get_args
 
 import msgspec
+import numpy as np
 
 import anyfleet
 from anyfleet.core import client
 from anyfleet.core.choosing import decide
+from anyfleet.core.device_states import DeviceStates
 from anyfleet.core.limits import Limits
 from anyfleet.core.messages import OF_TRAINING, Kind, measured
 from anyfleet.core.orders import Cohort
@@ -29,7 +31,8 @@ from anyfleet.device.memory import KeptAnswer, KeptOrder, Memory, Past
 from anyfleet.device.sensors import Sensors, read_sensors
 from anyfleet.elastic.cost.operations import Counting
 from anyfleet.errors import BadMessage, LinkDown, LinkError, NotEnrolled, RunGone, StoreError
-from anyfleet.runtime.flower.envelopes import Letter
+from anyfleet.runtime.flower.envelopes import Letter, Value
+from anyfleet.runtime.simulated.charging import demand
 from anyfleet.wire import (
     CheckInReport,
     decode_order,
@@ -213,11 +216,8 @@ class Resident:
         order = self._read(letter.data)
         past = self._memory.before(int(order.id[0]), self._run)
         known = self._reporter.conditions(order.round_index, past.loss, self._sensors())
-        named = str(letter.about.get("counting", "flops"))
-        counting: Counting | None = next((n for n in get_args(Counting) if n == named), None)
-        if counting is None:
-            raise BadMessage(f"operations counted by {named[:40]!r}", "numbers")
         states = [past.state.chooser]
+        counting = _counting(letter.about)
         choices = decide(order, as_conditions(known), states, self._task, counting)
         return Letter("choice", encode_choice(choices, order))
 
@@ -267,6 +267,7 @@ class Resident:
             f"order {number}, round {order.round_index + 1}, {order.kind}, {size}{received}",
         )
         past = self._memory.before(number, self._run)
+        flops = self._flops(order, past, _counting(kept.about))
         began = time.perf_counter()
         done = client.work(order, (past.state,), self._task)
         seconds = time.perf_counter() - began
@@ -279,8 +280,16 @@ class Resident:
         if isinstance(settled, int):
             self._memory.settle(settled)
         report = self._report(order.round_index + 1, now.loss)
-        about: dict[str, str | int | float | bytes] = {"seconds": seconds, "report": report}
+        about: dict[str, Value] = {"seconds": seconds, "flops": flops, "report": report}
+        about["delivered"] = float(order.delivered_width[0])
         return KeptAnswer(kept.digest, "reply", data, {**about, **self._readings})
+
+    def _flops(self, order: Cohort, past: Past, counting: Counting) -> float:
+        """Return the FLOP of an order, with what its chooser measures once."""
+        states, number = DeviceStates(self._task), int(order.device[0])
+        states.adopt(number, past.state)
+        samples = np.array([len(self._member.data.train)])
+        return float(demand(order, samples, self._task, counting, states).effort.flops[0])
 
     def _read(self, data: bytes) -> Cohort:
         """Return an order for this device; raise BadMessage for any other bytes."""
@@ -345,6 +354,15 @@ class Resident:
             self._log.note("nobody waits for the last answer: its run has ended")
             return
         self._rates.sent(len(letter.data), time.perf_counter() - began)
+
+
+def _counting(about: Mapping[str, Value]) -> Counting:
+    """Return what speeds count, as the server says."""
+    named = str(about.get("counting", "flops"))
+    found: Counting | None = next((n for n in get_args(Counting) if n == named), None)
+    if found is None:
+        raise BadMessage(f"operations counted by {named[:40]!r}", "numbers")
+    return found
 
 
 def _unknown(letter: Letter) -> Letter:

@@ -29,11 +29,12 @@ from anyfleet.parts.schedule import Buffered
 from anyfleet.runtime import Simulated
 from anyfleet.runtime.flower.envelopes import Letter
 from anyfleet.runtime.flower.fleet import FlowerFleet, Patience
+from anyfleet.runtime.flower.hosting import Arrival
 from anyfleet.runtime.replayed import Replayed
 from anyfleet.wire import CheckInReport, encode_check_in
-from anyfleet.world import World, levels
+from anyfleet.world import World, levels, lossy
 from tests.helpers import small
-from tests.helpers.near_fleet import NearFleet, NearLink
+from tests.helpers.near_fleet import NearFleet, NearLink, Received
 
 TASK = small.task()
 WORLD = small.world(TASK, levels(speeds=(2e9, 2e8)))
@@ -122,7 +123,7 @@ def test_the_model_is_that_of_the_simulator(made: Make, method: Method) -> None:
     assert small.identical(found[-1].params, expected[-1].params)
     assert small.identical(found[-1].buffers, expected[-1].buffers)
     for one, other in zip(found, expected, strict=True):
-        for column in ("order", "device", "bits_down", "bits_up", "width"):
+        for column in ("order", "device", "bits_down", "bits_up", "width", "flops"):
             assert getattr(one.ledger, column).tolist() == getattr(other.ledger, column).tolist()
 
 
@@ -255,3 +256,60 @@ def test_a_server_that_comes_back_gets_the_same_answers(made: Make) -> None:
     replayed = Replayed(TASK, WORLD.declared, always(WORLD), (*before, *again.arrivals()))
     expected = played(method, replayed, 5)
     assert small.identical(later[-1].params, expected[-1].params)
+
+
+COLUMNS = small.world(TASK, lossy(errors=(0.1,), column_width=0.25))
+
+
+def halved(data: bytes) -> bytes:
+    """A message that is cut off after half of its bytes."""
+    return data[: len(data) // 2]
+
+
+def test_what_came_of_a_reply_that_was_cut_off_counts(
+    made: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, near = made(COLUMNS)
+    rounds = run(METHODS["FedResCuE"], TASK, fleet, 0)
+    whole = next(rounds)
+    assert set(whole.ledger.delivered_up) == {1.0}
+    deliver, cut = near.post.deliver, list[int]()
+
+    def in_part(message: str, node: int, letter: Letter) -> None:
+        if letter.kind != "reply" or cut:
+            deliver(message, node, letter)
+            return
+        cut.append(node)
+        part = replace(letter, data=halved(letter.data))
+        near.post.parts[message] = Arrival(message, node, part, False, "")
+        near.post.online.discard(node)  # its link is down for good
+
+    monkeypatch.setattr(near.post, "deliver", in_part)
+    found = next(rounds)
+    assert set(found.ledger.failure) == {""}
+    came = found.ledger.delivered_up[found.ledger.device == cut[0]]
+    assert 0 < came[0] < 1
+    assert (found.ledger.delivered_up[found.ledger.device != cut[0]] == 1).all()
+
+
+def test_a_device_pads_what_it_missed_of_a_download(
+    made: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, near = made(COLUMNS)
+    rounds = run(METHODS["FedResCuE"], TASK, fleet, 0)
+    next(rounds)
+    link = near.post.links[0]
+    put = link.letters.put
+
+    def in_part(received: Received) -> None:
+        letter = received.letter
+        part = replace(letter, data=halved(letter.data)) if letter.kind == "order" else letter
+        put(Received(part, received.handle, letter is part))
+
+    monkeypatch.setattr(link.letters, "put", in_part)
+    while True:
+        found = next(rounds)
+        if 0 in found.ledger.device:
+            break
+    assert set(found.ledger.failure) == {""}
+    assert 0 < found.ledger.delivered_down[found.ledger.device == 0][0] < 1
