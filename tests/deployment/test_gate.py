@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -133,6 +134,29 @@ def test_a_device_of_the_roster_gets_through(
             connect()
         assert gate.counts()["forwarded"] > 3
     assert revoke(folder.roster, "ada").node == node
+
+
+def test_an_answer_without_messages_waits_until_some_were_sent(
+    folder: FleetFolder, superlink: SuperLink, tmp_path: Path
+) -> None:
+    key = device_key(tmp_path / "device.key")
+    member = enrol(folder.roster, "waiting", (tmp_path / "device.pub").read_text())
+    ca = folder.authority.read_bytes()
+    register_node(superlink.address, ca=ca, public_key=member.public_key, name=member.name)
+    with open_gate(folder, superlink) as gate:
+        address = f"127.0.0.1:{gate.port}"
+        with Connection(address, ca=ca, key=key, home=tmp_path / "link") as link:
+            assert link.receive() is None  # nobody has rung yet: nothing is held back
+            gate.ring()
+            before = gate.counts()["forwarded"]
+            asking = threading.Thread(target=link.receive)
+            asking.start()
+            until(lambda: gate.counts()["forwarded"] > before)
+            asking.join(0.5)
+            assert asking.is_alive()
+            gate.ring()
+            asking.join()
+
 
 
 def test_a_stranger_to_the_authority_is_not_trusted(

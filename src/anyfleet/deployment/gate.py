@@ -6,6 +6,11 @@ and nothing else, and refuses what is too large or too much for one device, and 
 another sender than the request. Who a device is, and whether it is enrolled, the SuperLink decides,
 by the key that has signed each request.
 
+A device that asks for messages when there are none gets its answer late: when the server has sent
+some, or after some seconds. So it learns of them at once, and need not ask all the time. Whether
+one is for this device only its next request shows: no message is ever on the way to a device that
+has gone silent meanwhile.
+
 It runs in a thread of the server's process and ends with it.
 """
 
@@ -39,6 +44,9 @@ _KEY_HEADER = b"flwr-public-key"
 _PASSED_ON = {b"content-type", b"content-length", b"content-encoding"}
 _ASKED = _PASSED_ON | {b"accept", b"accept-encoding"}
 _OTHERS = (b"flwr-task-token", b"flwr-superexec-")  # of the SuperLink's other users
+_POLL = b"/v1/fleet/pull-messages"
+_NOTHING = 48  # bytes at most of an answer without a message: the id of one is longer
+_HOLD = 10.0  # seconds that such an answer is held back; devices wait at least 20
 _MEBIBYTE = 1 << 20
 _PATIENCE = 60.0  # seconds for the next piece of a body
 _REST = 5.0  # seconds for the next piece of one that is refused
@@ -97,13 +105,14 @@ class Gate:
         listen: tuple[str, int] | None = None,
     ) -> None:
         self._counts: Counter[str] = Counter()
+        self._bell = _Bell()
         limits = limits or GateLimits()
         address = folder.device_file().address
         self._socket = _listening(*(listen or (address.listens, address.port)))
         authority = ssl.create_default_context(cafile=str(folder.authority))
         self._server = uvicorn.Server(
             uvicorn.Config(
-                _Proxy(superlink, authority, limits, self._counts),
+                _Proxy(superlink, authority, limits, self._counts, self._bell),
                 http=_counted_connections(limits, self._counts),
                 ws="none",
                 loop="asyncio",
@@ -131,6 +140,13 @@ class Gate:
         """Return how many requests were forwarded, or refused by reason, and bytes both ways."""
         return {name: self._counts[name] for name in COUNTS}
 
+    def ring(self) -> None:
+        """Let devices that wait for messages ask again: some were sent. Any thread may call this.
+
+        A gate that nobody rings holds no answers back.
+        """
+        self._bell.ring()
+
     def start(self) -> "Gate":
         """Start to take connections; raise LinkError if that fails."""
         self._thread.start()
@@ -145,6 +161,7 @@ class Gate:
     def close(self) -> None:
         """Close it; requests under way have two seconds."""
         self._server.should_exit = True
+        self._bell.ring()
         if self._thread.is_alive():
             self._thread.join()
         self._socket.close()
@@ -302,6 +319,32 @@ class _Allowances:
 # --- requests -------------------------------------------------------------------------------------
 
 
+class _Bell:
+    """What answers are held back for; it may be rung from any thread."""
+
+    def __init__(self) -> None:
+        self.times = 0  # that it was rung
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._event = asyncio.Event()
+
+    def ring(self) -> None:
+        self.times += 1
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        waited_for, self._event = self._event, asyncio.Event()
+        waited_for.set()
+
+    async def wait(self, heard: int, seconds: float) -> None:
+        """Wait until it has been rung more often than was heard, at most so many seconds."""
+        self._loop = asyncio.get_running_loop()
+        if 0 < self.times <= heard:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._event.wait(), seconds)
+
+
 class _TooLarge(Exception):
     """A body above the limit."""
 
@@ -334,9 +377,15 @@ class _Proxy:
     """An ASGI application that passes requests of the Fleet API on to the SuperLink."""
 
     def __init__(
-        self, superlink: str, authority: ssl.SSLContext, limits: GateLimits, counts: Counter[str]
+        self,
+        superlink: str,
+        authority: ssl.SSLContext,
+        limits: GateLimits,
+        counts: Counter[str],
+        bell: _Bell,
     ) -> None:
         self._base, self._limits, self._counts = f"https://{superlink}", limits, counts
+        self._bell = bell
         self._allowances = _Allowances(limits)
         self._client = httpx.AsyncClient(
             verify=authority,
@@ -385,6 +434,7 @@ class _Proxy:
     ) -> None:
         asked = [pair for pair in scope["headers"] if _is_passed_on(pair[0], _ASKED)]
         content: AsyncIterator[bytes] | bytes = self._pieces(body, payers, self._limits.body)
+        heard = self._bell.times if scope["raw_path"] == _POLL else None
         try:
             if scope["raw_path"] == _REPLIES:
                 parts = self._pieces(body, payers, _MOST_REPLIES)
@@ -407,7 +457,7 @@ class _Proxy:
             await self._refuse(503, "unreachable", body, send, wait=1.0)
         else:
             self._counts["forwarded"] += 1
-            await self._answer(response, payers, send)
+            await self._answer(response, payers, send, heard)
 
     async def _pieces(
         self, body: _Body, payers: Iterable[_Allowance], most: int
@@ -423,18 +473,27 @@ class _Proxy:
                 yield piece
 
     async def _answer(
-        self, response: httpx.Response, payers: Iterable[_Allowance], send: Send
+        self,
+        response: httpx.Response,
+        payers: Iterable[_Allowance],
+        send: Send,
+        heard: int | None,
     ) -> None:
+        """Send a response on; one without messages waits for the bell, unless `heard` is None."""
         found = [
             (name.lower(), value)
             for name, value in response.headers.raw
             if _is_passed_on(name.lower(), _PASSED_ON)
         ]
-        await send(
-            {"type": "http.response.start", "status": response.status_code, "headers": found}
-        )
+        start = {"type": "http.response.start", "status": response.status_code, "headers": found}
+        chunks: AsyncIterator[bytes] = response.aiter_raw()
         try:
-            async for chunk in response.aiter_raw():
+            if heard is not None and _is_empty(response):
+                chunks = _again([chunk async for chunk in chunks])
+                await response.aclose()
+                await self._bell.wait(heard, _HOLD)
+            await send(start)
+            async for chunk in chunks:
                 self._spend("bytes_down", len(chunk), payers)
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -465,6 +524,16 @@ class _Proxy:
             headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _again(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
+
+
+def _is_empty(response: httpx.Response) -> bool:
+    size = response.headers.get("content-length", "")
+    return response.is_success and size.isdigit() and int(size) <= _NOTHING
 
 
 def _is_passed_on(name: bytes, plain: set[bytes]) -> bool:

@@ -194,6 +194,7 @@ def hosting(folder: FleetFolder, service: Service, work: Work, link: Linked) -> 
             secret=folder.secret.read_bytes(),
             replaces=None if state is None else state.run_id,
             most=_most(work) + _ASIDE,
+            sent=link.gate.ring,
         )
         closing = stack.enter_context(_closing(post))
         enrolment = Enrolment(folder.roster, address, authority)

@@ -41,7 +41,7 @@ from anyfleet.wire import (
     encode_reply,
 )
 
-POLL_SECONDS = 0.2  # between two looks for a letter
+POLL_SECONDS = 0.1  # from one look for a letter to the next; the gate may hold a look back
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds between two tries to reach the server
 MOST_ATTEMPTS = 3  # at an order during which the process ended
 _LONGEST_REASON = 1000  # characters that the server is told of what went wrong
@@ -139,7 +139,7 @@ class Resident:
                 if received is None:
                     known = "" if self._number is None else f"as device {self._number} "
                     self._log.say("wait", f"{known}for an order")
-                    self._sleep(POLL_SECONDS)
+                    self._sleep(max(0.0, began + POLL_SECONDS - time.perf_counter()))
                     continue
                 self._rates.received(len(received.letter.data), time.perf_counter() - began)
                 if self._heed(received, link) and once:

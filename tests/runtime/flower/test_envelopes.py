@@ -64,6 +64,13 @@ def test_a_letter_comes_out_as_it_went_in(data: bytes) -> None:
     assert (len(packed.objects) == 1) == (len(data) <= SHORT_BYTES)
 
 
+def test_a_short_header_stands_on_the_envelope() -> None:
+    data = frames.join_message("r", b"header", [b"x" * JOINED_BYTES, b"y" * JOINED_BYTES])
+    packed = pack(Letter("reply", data), HEADING)
+    assert Incoming(opened(packed), 1 << 30).letter.data == frames.join_message("r", b"header", [])
+    assert len(packed.objects) == 3  # the envelope, x and y
+
+
 def test_a_letter_in_part_is_a_prefix_and_goes_on_later() -> None:
     packed = pack(Letter("order", LONG), HEADING)
     store: dict[str, bytes] = dict(packed.objects[:3])  # the envelope and two pieces

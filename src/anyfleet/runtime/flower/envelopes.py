@@ -2,7 +2,8 @@
 
 The envelope is the outside of a Flower message. It says what kind of letter it is, what is told
 beside it, and which pieces it has. Short data stands on it too, so that a short letter has none.
-Longer data is cut into pieces where frames of a wire message end, each an object of Flower.
+Longer data is cut into pieces where frames of a wire message end, each an object of Flower; a
+short first one, such as the header of a wire message, stands on the envelope as well.
 Its id is a hash of its content, so a piece that many devices get reaches the SuperLink once. The
 envelope is sent first and the pieces in order: what has come in is always a prefix.
 
@@ -26,7 +27,7 @@ Value = str | int | float | bytes
 
 PIECE_BYTES = 1 << 20  # one request each; a slow link must carry one within minutes
 JOINED_BYTES = 1 << 14  # frames that are no longer together share a piece: requests cost time
-SHORT_BYTES = 1 << 11  # data that stands on the envelope
+SHORT_BYTES = 1 << 11  # data, or its first piece, that stands on the envelope
 NOTE_BYTES = 1 << 20  # an envelope that says more is refused
 _LEAD_BYTES = 4  # of a wire message; `anyfleet.wire.frames`
 
@@ -75,18 +76,18 @@ def _frame_ends(data: bytes) -> Iterator[int]:
 
 def pack(letter: Letter, heading: Heading) -> Packed:
     """Return a letter under this heading, whose note is replaced."""
-    of = heading.replies_to
-    short = len(letter.data) <= SHORT_BYTES
+    of, cut = heading.replies_to, list(cut_pieces(letter.data))
+    lead = cut.pop(0) if cut and len(cut[0]) <= SHORT_BYTES else b""
     pieces = [
         flower_api.make_object({"number": number, "of": of, "bytes": piece})
-        for number, piece in enumerate(() if short else cut_pieces(letter.data))
+        for number, piece in enumerate(cut)
     ]
     names = [name for name, _ in pieces]
     note = {
         "kind": letter.kind,
         "about": {name: _to_json(value) for name, value in letter.about.items()},
         "pieces": names,
-        "data": _to_json(letter.data if short else b""),
+        "data": _to_json(lead),
         # Whoever knows a message's id may reply to it: no device can guess the id of another's.
         "key": "" if of else secrets.token_hex(16),
     }

@@ -35,7 +35,7 @@ from anyfleet.wire import encode_offer, encode_order
 from anyfleet.wire.check_in import CheckInReport, decode_check_in, decode_choice
 from anyfleet.wire.inbox import Inbox
 
-_LOOK = 0.2  # seconds between two looks at who is online
+_LOOK = 1.0  # seconds between two looks at who is online
 _POLL = 0.05  # seconds between two looks for replies, at least
 _MESSAGES = 100  # outstanding messages that are looked for in a second of polling
 _LONGEST = 500  # letters of a reason that a device gives

@@ -63,6 +63,7 @@ class _Reply:
 class HostedRun:
     """A run of which this process is the server; one thread may use it.
 
+    `sent` is called whenever messages have been sent: whoever holds devices back lets them ask.
     All calls wait up to a minute for a SuperLink that is away, then raise LinkDown. They raise
     RunGone once the SuperLink has ended the run, as it does with one whose server is away for a
     minute.
@@ -78,12 +79,14 @@ class HostedRun:
         secret: bytes,
         replaces: int | None = None,
         most: int = _MOST_BYTES,
+        sent: Callable[[], None] = lambda: None,
     ) -> None:
-        self._most = most
+        self._most, self._sent = most, sent
         self._stop = threading.Event()
         self._open: dict[str, int] = {}  # messages without a reply yet: to which node
         self._unwanted: dict[str, int] = {}  # the same, but nobody waits for the reply
         self._coming: dict[str, _Reply] = {}  # by the message they reply to
+        self._read: list[str] = []  # replies that were returned, and are still to be removed
         self._control = ControlApi(address, ca=ca)
         if replaces is not None:  # first, for devices may wait for what its server sent in part
             self.stop_run(replaces)
@@ -153,6 +156,7 @@ class HostedRun:
                 self._open[sealed.id] = node
             else:
                 self._coming[sealed.id] = _Reply(node, "", error="the node is not enrolled")
+        self._sent()
         return [sealed.id for sealed in envelopes]
 
     def _upload(
@@ -178,8 +182,16 @@ class HostedRun:
             reply = self._coming.get(message)
             if reply is not None and self._fetch(reply):
                 done.append(reply.arrival(message))
-                self._finish(message)
+                self._read.append(self._coming.pop(message).id)
+        if not done:  # there is time
+            self._remove_read()
         return done
+
+    def _remove_read(self) -> None:
+        """Remove replies that were returned from the SuperLink."""
+        while self._read:
+            if reply := self._read.pop():
+                self._confirm(reply)
 
     def so_far(self, message: str) -> Arrival | None:
         """Return the part of a reply that has come in; None: nothing has, or all was returned."""
