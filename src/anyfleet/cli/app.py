@@ -854,6 +854,14 @@ GivenConditions = Annotated[
     ),
 ]
 Level = Annotated[int, typer.Option(min=0, max=255, help="Capability class, 0 the strongest.")]
+BitRate = Annotated[
+    float | None,
+    typer.Option(
+        min=1.0,
+        help="Bits per second of the link to use at most, each way.",
+        show_default="all it has",
+    ),
+]
 ColumnWidth = Annotated[
     float,
     typer.Option(
@@ -876,6 +884,7 @@ def join(
     given_conditions: GivenConditions = None,
     level: Level = 0,
     column_width: ColumnWidth = 1.0,
+    bit_rate: BitRate = None,
     once: Once = False,
     json: DeviceJson = False,
 ) -> None:
@@ -891,7 +900,8 @@ def join(
 
     packages = tuple(allow or ())
     joining = Joining(directory, data, packages, threads, memory, nice, given_conditions)
-    joining = replace(joining, level=level, column_width=column_width, once=once, json=json)
+    joining = replace(joining, level=level, column_width=column_width, bit_rate=bit_rate)
+    joining = replace(joining, once=once, json=json)
     try:
         join_fleet(joining)
     except Terminated:  # a service that is stopped has not failed
@@ -910,6 +920,7 @@ def unit(
     given_conditions: GivenConditions = None,
     level: Level = 0,
     column_width: ColumnWidth = 1.0,
+    bit_rate: BitRate = None,
 ) -> None:
     """Print a systemd unit that runs `anyfleet device join` with these options, always.
 
@@ -919,7 +930,7 @@ def unit(
 
     packages = tuple(allow or ())
     joining = Joining(directory, data, packages, threads, memory, nice, given_conditions)
-    joining = replace(joining, level=level, column_width=column_width)
+    joining = replace(joining, level=level, column_width=column_width, bit_rate=bit_rate)
     program = (sys.executable, "-m", "anyfleet.cli")
     typer.echo(unit_text(joining, program, Path.cwd()), nl=False)
 

@@ -1,5 +1,6 @@
 """`anyfleet device`: join a fleet with this machine, or print the systemd unit that does."""
 
+import math
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -41,6 +42,7 @@ class Joining:
     given: Path | None = None  # file with conditions
     level: int = 0
     column_width: float = 1.0
+    bit_rate: float | None = None  # most bits per second of the link; None: all it has
     once: bool = False
     json: bool = False
 
@@ -58,6 +60,7 @@ class Joining:
             "--given-conditions": (given, None),
             "--level": (self.level, 0),
             "--column-width": (self.column_width, 1.0),
+            "--bit-rate": (self.bit_rate, None),
         }
         for name, (value, usual) in options.items():
             if value != usual:
@@ -108,7 +111,8 @@ def join_fleet(joining: Joining) -> None:
     resident = Resident(member, memory, Reporter(given, meter), log, rates=rates)
 
     def connect() -> AbstractContextManager[Link]:
-        return Connection(member_of.address, ca=authority, key=key, home=folder.link)
+        most = math.inf if joining.bit_rate is None else joining.bit_rate
+        return Connection(member_of.address, ca=authority, key=key, home=folder.link, bit_rate=most)
 
     try:
         resident.stay(connect, once=joining.once)

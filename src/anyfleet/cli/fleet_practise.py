@@ -15,6 +15,8 @@ from anyfleet.experiment import from_source, prepare
 from anyfleet.runtime import Sequential
 from anyfleet.store import claim
 
+_STAND_IN = '{ use = "levels" }'  # a fleet of any size, for one that has another
+
 
 def practise_file(
     file: Path,
@@ -29,8 +31,15 @@ def practise_file(
     screen, changes = console(), devices_override(overrides, devices)
     torch.set_num_threads(1)
     source = config.read(file, changes, allow)
-    experiment = replace(from_source(source), engine=Sequential(), device="cpu")
-    prepared = prepare(experiment)
+    experiment = from_source(source)
+    if devices is not None and experiment.fleet.size not in (None, devices):
+        show(
+            screen, f"The fleet of {file} has {experiment.fleet.size} devices: {_STAND_IN} is used."
+        )
+        changes.append(f"fleet={_STAND_IN}")
+        source = config.read(file, changes, allow)
+        experiment = from_source(source)
+    prepared = prepare(replace(experiment, engine=Sequential(), device="cpu"))
     with ExitStack() as stack:
         if out is None:
             made = tempfile.TemporaryDirectory(prefix="anyfleet-practice-")

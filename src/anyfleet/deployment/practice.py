@@ -34,6 +34,7 @@ from anyfleet.runtime.replayed import Arrived, Replayed
 _PATIENCE = 120.0  # seconds for a command that ends by itself, and for a device to make its key
 _LEAVE = 15.0  # seconds for a device to leave
 _ADDRESS = "127.0.0.1"
+_FASTEST, _LINKS = 64e6, 3  # bits per second of the second device; different links after it
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,8 @@ def device_process(
     words += [word for name in practice.allow for word in ("--allow", name)]
     threads = 1 if practice.identical else 1 + number % 2
     words += ["--threads", str(threads)]
+    if not practice.identical and number:  # the first has all of the link
+        words += ["--bit-rate", str(_FASTEST / 4 ** ((number - 1) % _LINKS))]
     if practice.identical:
         given = home / "conditions.json"
         given.write_text(json.dumps(given_conditions(prepared, number)))

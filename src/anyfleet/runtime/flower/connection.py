@@ -7,6 +7,7 @@ old one has shown, with a reply or by receiving the next, that it has taken it.
 
 import contextlib
 import json
+import math
 import os
 import threading
 import time
@@ -63,7 +64,9 @@ class Connection:
         key: ec.EllipticCurvePrivateKey,
         home: Path,
         patience: float = 30.0,
+        bit_rate: float = math.inf,
     ) -> None:
+        self._bit_rate = bit_rate
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._node_file, self._incoming_file = home / "node", home / "incoming"
         self._patience = patience
@@ -136,9 +139,7 @@ class Connection:
         down: LinkDown | None = None
         while True:
             try:
-                missing = incoming.fetch(
-                    lambda name: self._api.pull_object(self.node_id, run, name)
-                )
+                missing = incoming.fetch(lambda name: self._pull(run, name))
                 down = None
             except LinkDown as error:
                 missing, down = Missing(gone=False), error
@@ -196,15 +197,34 @@ class Connection:
             if not wanted:
                 wanted, session = self._missing(order, packed), ""
             if all(
-                self._api.push_object(
-                    order.node, order.run, session=session, name=name, content=content
-                )
+                self._push(order, session, name, content)
                 for name, content in packed.objects
                 if name in wanted
             ):
                 return
             # One was refused: it came before in a request without response, or the session of
             # the upload has expired. What is wanted now says which.
+
+    def _pull(self, run: int, name: str) -> bytes | Missing:
+        """Pull a piece, no faster than the link may be used."""
+        began = time.monotonic()
+        found = self._api.pull_object(self.node_id, run, name)
+        if not isinstance(found, Missing):
+            self._slow_down(len(found), began)
+        return found
+
+    def _push(self, order: _Order, session: str, name: str, content: bytes) -> bool:
+        """Push a piece, no faster than the link may be used; return whether it was taken."""
+        began = time.monotonic()
+        taken = self._api.push_object(
+            order.node, order.run, session=session, name=name, content=content
+        )
+        self._slow_down(len(content), began)
+        return taken
+
+    def _slow_down(self, count: int, began: float) -> None:
+        """Wait until so many bytes may have crossed the link since then."""
+        time.sleep(max(0.0, began + 8 * count / self._bit_rate - time.monotonic()))
 
     def _missing(self, order: _Order, packed: Packed) -> frozenset[str]:
         """Return the objects that the server waits for although it has taken the envelope.
