@@ -469,9 +469,10 @@ def free_port() -> int:
 
 # -- tables
 
-TIMES = ("wall, ms", "training, ms", "transfer, ms", "beyond both, ms", "least", "most")
-TIMES += ("processor, ms",)
-OVERHEAD = ("who", "nodes", "rounds", *TIMES, "stock / ours", "load", "remark")
+OVERHEAD = (
+    *("who", "nodes", "rounds", "wall, ms", "training, ms", "transfer, ms"),
+    *("beyond both, ms", "least", "most", "processor, ms", "stock / ours", "load", "remark"),
+)
 WIRE = (
     *("who", "method", "nodes", "rounds", "counted down, kB", "counted up, kB"),
     *("wire down, kB", "wire up, kB", "of stock's", "s a round", "remark"),
