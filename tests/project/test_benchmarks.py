@@ -12,6 +12,7 @@ import pytest
 import torch
 from benchmarks import attack, depth, fleet, planner, real_fleet, sizes
 from benchmarks import codec as codecs
+from benchmarks.measuring import NotRun
 
 from anyfleet.cli import demo
 from anyfleet.core.layout import Symbols
@@ -240,7 +241,7 @@ def test_what_a_round_costs_is_what_is_left_of_its_time() -> None:
     ends = [real_fleet.Seen(1.0, 10, 20), real_fleet.Seen(3.0, 110, 70)]
     (seen,) = real_fleet.with_seen([one], ends)
     assert (seen.processor, seen.wire_down, seen.wire_up) == (2.0, 100.0, 50.0)
-    with pytest.raises(real_fleet.NotRun, match="1 ends of 2 rounds"):
+    with pytest.raises(NotRun, match="1 ends of 2 rounds"):
         real_fleet.with_seen([one], ends[:1])
     row = real_fleet.overhead_row(lambda: [seen, replace(seen, seconds=5.0)], 1e7)
     by_name = dict(zip(real_fleet.OVERHEAD[2:], row, strict=True))
