@@ -14,8 +14,8 @@ is that time, less the seconds that the slowest device trained (ours: the ledger
 rate is measured first. The first round, in which devices check in and import, does not count.
 
 Bytes are counted by a proxy before the gate or the SuperLink, so that they are those of TCP: with
-TLS, HTTP, polls and heartbeats. Rounds of stock Flower are longer, and so are polled in for
-longer; what nodes send while nothing is to do is therefore measured apart.
+TLS, HTTP, polls and heartbeats. Rounds of stock Flower last longer, and its nodes poll all the
+while; this counts.
 """
 
 import argparse
@@ -27,14 +27,16 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from benchmarks.measuring import ROOT, Cell, NotRun, Options, Table, attempted, report
@@ -46,7 +48,8 @@ from anyfleet.runtime import Sequential
 
 HOST = "127.0.0.1"
 APP = ROOT / "benchmarks" / "stock_flower"
-SAMPLES = 250  # of a device, about
+SAMPLES = 150  # of a device; a tenth of them is for its tests
+SERVER = 500  # images that the server keeps
 BYTE_NODES = 5  # one for each width
 _PATIENCE = 120.0  # seconds for something to start
 _ROUND = 180.0  # seconds for a round of stock Flower, at most
@@ -70,7 +73,12 @@ METHODS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "stc": ("stc", ("method.epochs=1", "method.batch_size=32")),
     "anycost": (
         "anycost",
-        ("task.model={use='cnn_mnist'}", "widths=[1.0]", "method.batch_size=32"),
+        (
+            "task.model={use='cnn_mnist'}",
+            "widths=[1.0]",
+            "method.batch_size=32",
+            f"fleet.devices={BYTE_NODES}",
+        ),
     ),
 }
 
@@ -83,8 +91,17 @@ class Round:
     compute: float  # seconds that the slowest device trained
     counted_down: float  # bytes of all devices that the ledger counts
     counted_up: float
+    processor: float = 0.0  # seconds of all processes
     wire_down: float = 0.0  # bytes of all devices that crossed the port
     wire_up: float = 0.0
+
+
+class Seen(NamedTuple):
+    """What was counted up to the end of a round."""
+
+    processor: float
+    down: int
+    up: int
 
 
 # -- bytes that cross a port
@@ -152,15 +169,16 @@ class Counter:
 
 
 @contextmanager
-def noted(file: Path, counter: Counter | None, seen: list[tuple[int, int]]) -> Iterator[None]:
-    """Note in a list, for each line that a file gets, the bytes that have crossed: down and up."""
+def noted(file: Path, counter: Counter | None, seen: list[Seen]) -> Iterator[None]:
+    """Add to a list, for each line that a file gets, what was counted up to then."""
     stop = threading.Event()
 
     def look() -> None:
         while not stop.wait(_LOOK):
             lines = file.read_bytes().count(b"\n") if file.exists() else 0
-            while counter is not None and len(seen) < lines:
-                seen.append((counter.down, counter.up))
+            if len(seen) < lines:
+                crossed = (counter.down, counter.up) if counter is not None else (0, 0)
+                seen.extend([Seen(processor_seconds(), *crossed)] * (lines - len(seen)))
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
@@ -171,12 +189,29 @@ def noted(file: Path, counter: Counter | None, seen: list[tuple[int, int]]) -> I
         thread.join()
 
 
-def with_wire(rounds: Sequence[Round], seen: Sequence[tuple[int, int]]) -> list[Round]:
-    """Return the rounds with the bytes that crossed in each of them; `seen` has one entry more."""
+def processor_seconds() -> float:
+    """Return the processor time of all processes that were started from here, so far."""
+    import psutil
+
+    total = 0.0
+    for each in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            spent = each.cpu_times()
+            total += spent.user + spent.system + spent.children_user + spent.children_system
+    return total
+
+
+def with_seen(rounds: Sequence[Round], seen: Sequence[Seen]) -> list[Round]:
+    """Return the rounds with what was counted in each of them; `seen` has one entry more."""
     if len(seen) != len(rounds) + 1:
-        return list(rounds)
+        raise NotRun(f"{len(seen)} ends of {len(rounds) + 1} rounds were seen")
     return [
-        replace(each, wire_down=float(after[0] - before[0]), wire_up=float(after[1] - before[1]))
+        replace(
+            each,
+            processor=after.processor - before.processor,
+            wire_down=float(after.down - before.down),
+            wire_up=float(after.up - before.up),
+        )
         for each, (before, after) in zip(rounds, pairwise(seen), strict=True)
     ]
 
@@ -214,7 +249,8 @@ def prepared_for(method: str, nodes: int, rounds: int) -> tuple[Path, tuple[str,
         f"rounds={rounds}",
         "evaluate_every=1000000",
         f"task.devices={nodes}",
-        f"task.limit={min(12_000, SAMPLES * nodes)}",
+        f"task.limit={SERVER + SAMPLES * nodes}",
+        f"task.server={SERVER}",
         "task.partition={use='Iid'}",
         f"method.count={nodes}",
     )
@@ -228,11 +264,12 @@ def ours(folder: Path, method: str, nodes: int, rounds: int, *, counted: bool) -
     """Return the rounds of a practice fleet after the first; bytes that cross if `counted`."""
     file, overrides, prepared = prepared_for(method, nodes, rounds)
     practice = Practice(file, overrides, (), folder, identical=True)
-    seen: list[tuple[int, int]] = []
+    seen: list[Seen] = []
     said: list[str] = []
     with ExitStack() as stack:
         told = practise(practice, prepared)
         said.append(next(told))  # there is a folder for devices
+        counter = None
         if counted:
             # Devices reach the gate through the counter: their folders name its port.
             about = practice.fleet / "device" / "fleet.toml"
@@ -243,11 +280,11 @@ def ours(folder: Path, method: str, nodes: int, rounds: int, *, counted: bool) -
             about.write_text(text.replace(port.group(1), str(counter.port)), encoding="utf-8")
             said.append(next(told))  # all devices have their folders
             about.write_text(text, encoding="utf-8")
-            stack.enter_context(noted(practice.run / "rounds.jsonl", counter, seen))
+        stack.enter_context(noted(practice.run / "rounds.jsonl", counter, seen))
         for line in told:
             said.append(line)
             print(f"      {line}", file=sys.stderr, flush=True)
-    return with_wire(_ledger_rounds(practice.run), seen)
+    return with_seen(_ledger_rounds(practice.run), seen)
 
 
 def _ledger_rounds(run: Path) -> list[Round]:
@@ -282,7 +319,7 @@ def stock(folder: Path, from_ours: Path, nodes: int, rounds: int, *, counted: bo
     """
     folder.mkdir(parents=True)
     fleet, port, notes = from_ours / "fleet", free_port(), folder / "rounds.jsonl"
-    seen: list[tuple[int, int]] = []
+    seen: list[Seen] = []
     with ExitStack() as stack:
         files = {
             "--ssl-ca-certfile": fleet / "ca.crt",
@@ -296,11 +333,9 @@ def stock(folder: Path, from_ours: Path, nodes: int, rounds: int, *, counted: bo
         started(stack, folder / "superlink", "flower-superlink", *words)
         awaited(lambda: answers(port), "flower-superlink does not answer", folder / "superlink")
         home = _connection(folder, fleet / "ca.crt", port)
-        reached = port
-        if counted:
-            counter = stack.enter_context(Counter(port))
-            stack.enter_context(noted(notes, counter, seen))
-            reached = counter.port
+        counter = stack.enter_context(Counter(port)) if counted else None
+        reached = counter.port if counter is not None else port
+        stack.enter_context(noted(notes, counter, seen))
         for number in range(nodes):
             own = from_ours / f"device-{number}"
             flwr(home, "supernode", "register", str(own / "device.pub"), "bench")
@@ -322,6 +357,7 @@ def stock(folder: Path, from_ours: Path, nodes: int, rounds: int, *, counted: bo
             folder / "superlink",
             rounds * _ROUND,
         )
+        awaited(lambda: len(seen) >= rounds, "the last round was not seen", folder / "superlink")
     played = _lines(notes)
     if any(each["replies"] != nodes for each in played[1:]):
         raise NotRun("some nodes of stock Flower did not reply; see their logs")
@@ -330,7 +366,7 @@ def stock(folder: Path, from_ours: Path, nodes: int, rounds: int, *, counted: bo
         Round(after["time"] - before["time"], after["compute"], size, size)
         for before, after in pairwise(played)
     ]
-    return with_wire(found, seen)
+    return with_seen(found, seen)
 
 
 def _net() -> torch.nn.Module:
@@ -431,3 +467,153 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
+
+
+# -- tables
+
+OVERHEAD = (
+    *("who", "nodes", "rounds", "wall, ms", "training, ms", "transfer, ms"),
+    *("beyond both, ms", "least", "most", "processor, ms", "stock / ours", "load", "remark"),
+)
+WIRE = (
+    *("who", "method", "nodes", "rounds", "counted down, kB", "counted up, kB"),
+    *("wire down, kB", "wire up, kB", "of stock's", "s a round", "remark"),
+)
+
+
+def beyond(each: Round, rate: float) -> float:
+    """Return the seconds of a round beyond training and transfer."""
+    return each.seconds - each.compute - transfer(each, rate)
+
+
+def transfer(each: Round, rate: float) -> float:
+    """Return the seconds in which a round's messages cross a socket of so many bytes a second."""
+    return (each.counted_down + each.counted_up) / rate
+
+
+def overhead_row(measure: Callable[[], list[Round]], rate: float) -> tuple[Cell, ...]:
+    """Return the columns of a table about the seconds of rounds: medians, and the range."""
+    rounds = measure()
+    over = [1e3 * beyond(each, rate) for each in rounds]
+    wall, trained, moved, processor = (
+        1e3 * statistics.median(values)
+        for values in (
+            [each.seconds for each in rounds],
+            [each.compute for each in rounds],
+            [transfer(each, rate) for each in rounds],
+            [each.processor for each in rounds],
+        )
+    )
+    times = (wall, trained, moved, statistics.median(over), min(over), max(over), processor)
+    return (len(rounds), *times, None, os.getloadavg()[0], "")
+
+
+def wire_row(measure: Callable[[], list[Round]], nodes: int) -> tuple[Cell, ...]:
+    """Return the columns of a table about bytes: medians of a round, for each device."""
+    rounds = measure()
+    counted_down, counted_up, down, up = (
+        statistics.median(values) / nodes / 1e3
+        for values in (
+            [each.counted_down for each in rounds],
+            [each.counted_up for each in rounds],
+            [each.wire_down for each in rounds],
+            [each.wire_up for each in rounds],
+        )
+    )
+    seconds = statistics.median(each.seconds for each in rounds)
+    return (nodes, len(rounds), counted_down, counted_up, down, up, None, seconds, "")
+
+
+def overhead_rows(folder: Path, nodes: int, rounds: int, rate: float) -> list[tuple[Cell, ...]]:
+    """Measure the seconds of rounds of ours and of stock Flower, one after the other."""
+    mine, theirs = folder / f"ours-{nodes}", folder / f"stock-{nodes}"
+    measures: dict[str, Callable[[], list[Round]]] = {
+        "Anyfleet": partial(ours, mine, "fedavg", nodes, rounds, counted=False),
+        "stock Flower": partial(stock, theirs, mine, nodes, rounds, counted=False),
+    }
+    both = []
+    for who, measure in measures.items():
+        say(f"{who}, {nodes} nodes")
+        found = partial(overhead_row, measure, rate)
+        both.append(attempted(found, len(OVERHEAD), who, nodes))
+        say(str(both[-1]))
+    first, second = both[0][6], both[1][6]
+    if isinstance(first, float) and isinstance(second, float):
+        both[0] = (*both[0][:-3], second / first, *both[0][-2:])
+    return both
+
+
+def overhead_table(rows: Sequence[tuple[Cell, ...]], rate: float) -> Table:
+    """Return the table of the seconds of rounds."""
+    notes = (
+        "Medians over the rounds after the first; least and most of the time beyond both.",
+        f"Transfer: the bytes of the messages at {rate / 1e9:.1f} GB/s, a socket on loopback.",
+        "Beyond both: wall time less training of the slowest device, less transfer.",
+        "Processor: the time of all processes in a round, training included.",
+        "Load: processes that wanted to run at the end, of this benchmark and of others.",
+    )
+    title = "Milliseconds of a FedAvg round on real nodes"
+    return Table("real_overhead", title, OVERHEAD, tuple(rows), notes)
+
+
+def wire_table(folder: Path, methods: Sequence[str], rounds: int, nodes: int = BYTE_NODES) -> Table:
+    """Count the bytes of rounds of our methods, and of stock Flower's FedAvg."""
+    first = folder / f"wire-{methods[0]}"
+    measures: dict[tuple[str, str], Callable[[], list[Round]]] = {
+        ("Anyfleet", method): partial(
+            ours, folder / f"wire-{method}", method, nodes, rounds, counted=True
+        )
+        for method in methods
+    }
+    into = folder / "wire-stock"
+    measures["stock Flower", "fedavg"] = partial(stock, into, first, nodes, rounds, counted=True)
+    rows = []
+    for (who, method), measure in measures.items():
+        say(f"bytes of {who}, {method}")
+        rows.append(attempted(partial(wire_row, measure, nodes), len(WIRE), who, method))
+        say(str(rows[-1]))
+    whole = rows[-1]
+    for number, each in enumerate(rows):
+        if isinstance(whole[6], float) and isinstance(each[6], float):
+            ratio = (each[6] + each[7]) / (whole[6] + whole[7])  # type: ignore[operator]
+            rows[number] = (*each[:8], ratio, *each[9:])
+    notes = (
+        "Medians of a round, for each device; of stock's: both ways together, of the last row.",
+        "Counted: what the ledger charges for messages; of stock Flower, the parameters.",
+        "Wire: all bytes that TCP carried, with TLS, HTTP, polls and heartbeats.",
+        "HeteroFL has one device for each width from 1 to 1/16.",
+        "Devices of AnycostFL have the conditions of the cell in recipes/anycost.toml.",
+    )
+    return Table("real_bytes", "Bytes of a round on the wire", WIRE, tuple(rows), notes)
+
+
+def say(text: str) -> None:
+    """Print what is measured now."""
+    print(f"    {text}", file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure both, and print the tables."""
+    reader = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    reader.add_argument("--nodes", type=int, nargs="*", default=(4, 16))
+    reader.add_argument("--rounds", type=int, default=6, help="that count, after one that does not")
+    reader.add_argument("--methods", nargs="*", choices=METHODS, default=tuple(METHODS))
+    reader.add_argument("--out", type=Path, help="a folder for the tables, as JSON and Markdown")
+    given = reader.parse_args(arguments)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="anyfleet-real-fleet-") as made:
+        folder, rate = Path(made), loopback_rate()
+        rows, tables = list[tuple[Cell, ...]](), list[Table]()
+        if given.methods:
+            tables.append(wire_table(folder, given.methods, given.rounds + 1))
+        for nodes in given.nodes:
+            rows += overhead_rows(folder, nodes, given.rounds + 1, rate)
+            # What is there is written at once: the next takes some minutes.
+            found = [overhead_table(rows, rate), *tables]
+            report("real_fleet", found, Options(engine="real devices"), given.out)
+        if not given.nodes:
+            report("real_fleet", tables, Options(engine="real devices"), given.out)
+
+
+if __name__ == "__main__":
+    main()

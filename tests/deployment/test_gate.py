@@ -158,7 +158,6 @@ def test_an_answer_without_messages_waits_until_some_were_sent(
             asking.join()
 
 
-
 def test_a_stranger_to_the_authority_is_not_trusted(
     folder: FleetFolder, superlink: SuperLink, tmp_path: Path
 ) -> None:

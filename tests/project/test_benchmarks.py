@@ -1,5 +1,8 @@
 """The benchmarks run, and ask of the fleet what they say; how fast they are is not asserted."""
 
+import importlib.util
+import socket
+import threading
 from dataclasses import is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -7,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from benchmarks import attack, depth, fleet, planner, sizes
+from benchmarks import attack, depth, fleet, planner, real_fleet, sizes
 from benchmarks import codec as codecs
+from benchmarks.measuring import NotRun
 
 from anyfleet.cli import demo
 from anyfleet.core.layout import Symbols
@@ -205,3 +209,65 @@ def test_sizes_of_honest_updates_are_measured(capsys: pytest.CaptureFixture[str]
     assert int(updates) > 0
     assert 1 <= float(ratio) < 100
     assert last.startswith(f"The largest ratio is {ratio}")
+
+
+# --- a real fleet -----------------------------------------------------------------------------
+
+
+def test_a_counter_passes_bytes_on_and_counts_them_both_ways() -> None:
+    with socket.create_server((real_fleet.HOST, 0)) as server:
+
+        def echo() -> None:
+            near, _ = server.accept()
+            with near:
+                near.sendall(2 * near.recv(100))
+
+        thread = threading.Thread(target=echo)
+        thread.start()
+        with real_fleet.Counter(server.getsockname()[1]) as counter:
+            with socket.create_connection((real_fleet.HOST, counter.port)) as link:
+                link.sendall(b"hello")
+                came = b""
+                while piece := link.recv(100):
+                    came += piece
+            assert came == b"hellohello"
+            assert (counter.up, counter.down) == (5, 10)
+        thread.join()
+
+
+def test_what_a_round_costs_is_what_is_left_of_its_time() -> None:
+    one = real_fleet.Round(3.0, compute=1.0, counted_down=4e6, counted_up=6e6)
+    assert real_fleet.beyond(one, rate=1e7) == pytest.approx(1.0)
+    ends = [real_fleet.Seen(1.0, 10, 20), real_fleet.Seen(3.0, 110, 70)]
+    (seen,) = real_fleet.with_seen([one], ends)
+    assert (seen.processor, seen.wire_down, seen.wire_up) == (2.0, 100.0, 50.0)
+    with pytest.raises(NotRun, match="1 ends of 2 rounds"):
+        real_fleet.with_seen([one], ends[:1])
+    row = real_fleet.overhead_row(lambda: [seen, replace(seen, seconds=5.0)], 1e7)
+    by_name = dict(zip(real_fleet.OVERHEAD[2:], row, strict=True))
+    assert (by_name["wall, ms"], by_name["training, ms"]) == (4000.0, 1000.0)
+    assert (by_name["beyond both, ms"], by_name["most"]) == pytest.approx((2000.0, 3000.0))
+    wire = dict(zip(real_fleet.WIRE[2:], real_fleet.wire_row(lambda: [seen], 2), strict=True))
+    assert (wire["counted up, kB"], wire["wire down, kB"]) == (3000.0, 0.05)
+
+
+def test_a_file_that_grows_is_seen_line_by_line(tmp_path: Path) -> None:
+    seen: list[real_fleet.Seen] = []
+    with real_fleet.noted(tmp_path / "rounds", None, seen):
+        (tmp_path / "rounds").write_text("1\n2\n")
+        real_fleet.awaited(lambda: len(seen) == 2, "not seen", tmp_path, 20.0)
+    assert real_fleet.loopback_rate(1 << 20) > 0
+
+
+def test_stock_flower_trains_the_network_that_every_method_has() -> None:
+    found = importlib.util.spec_from_file_location("stock_app", real_fleet.APP / "stock_app.py")
+    assert found is not None
+    assert found.loader is not None
+    app = importlib.util.module_from_spec(found)
+    found.loader.exec_module(app)
+    theirs = [tuple(each.shape) for each in app.net().parameters()]
+    for method in real_fleet.METHODS:
+        _, _, prepared = real_fleet.prepared_for(method, real_fleet.BYTE_NODES, 1)
+        ours = prepared.task.params.values()
+        assert [tuple(each.shape) for each in ours] == theirs
+        assert prepared.task.devices == real_fleet.BYTE_NODES
