@@ -11,10 +11,10 @@ BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint gpu speed mutants kill fuzz mixing pages api clean
+.PHONY: help setup demo test lint gpu speed mutants kill fuzz mixing pages deploy-page api clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  Variables: PYTHON ($(PYTHON)), VENV ($(VENV)), JOBS ($(JOBS), test processes), COUNT ($(COUNT), messages)"
 
 setup: $(READY) ## install the package and its tools into $(VENV); does nothing when done already
@@ -58,6 +58,9 @@ mixing: $(READY) ## mix every two parts and run them: docs/mixing.md is written 
 
 pages: $(READY) ## write the generated pages of the documentation: keys of run files, table of parts
 	$(BIN)/python -m tools.pages
+
+deploy-page: $(READY) ## run docs/deploy.md in two fresh environments (some minutes)
+	$(BIN)/python -m tools.run_deploy_page
 
 api: $(READY) ## write the API reference as HTML into build/api
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
