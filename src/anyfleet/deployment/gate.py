@@ -36,8 +36,9 @@ _FLEET_PATH = re.compile(rb"/v1/fleet/[a-z-]{1,64}")
 _REPLIES = b"/v1/fleet/push-messages"  # on which the SuperLink believes who the sender is
 _MOST_REPLIES = 4 << 20  # bytes of such a request: what replies hold follows in others
 _KEY_HEADER = b"flwr-public-key"
-_PASSED_ON = {b"content-type", b"content-length", b"content-encoding"}
-_ASKED = _PASSED_ON | {b"accept", b"accept-encoding"}
+_BODY = {b"content-type", b"content-length", b"content-encoding"}
+_ASKED = _BODY | {b"accept", b"accept-encoding"}
+_ANSWERED = _BODY | {b"date"}  # by which a device whose clock is wrong signs its requests
 _OTHERS = (b"flwr-task-token", b"flwr-superexec-")  # of the SuperLink's other users
 _MEBIBYTE = 1 << 20
 _PATIENCE = 60.0  # seconds for the next piece of a body
@@ -428,7 +429,7 @@ class _Proxy:
         found = [
             (name.lower(), value)
             for name, value in response.headers.raw
-            if _is_passed_on(name.lower(), _PASSED_ON)
+            if _is_passed_on(name.lower(), _ANSWERED)
         ]
         await send(
             {"type": "http.response.start", "status": response.status_code, "headers": found}
