@@ -104,6 +104,7 @@ class Served:
             yield there
             if there >= wanted:
                 self.doing = "playing"
+                self.fleet.start_clock()
                 return
             time.sleep(_GATHER)
 
