@@ -12,18 +12,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
 import pytest
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.node_pb2 import Node
+from flwr.supercore.date import now
 
 from anyfleet.deployment.fleet_folder import Address, FleetFolder, make_fleet
 from anyfleet.deployment.gate import Gate, GateLimits
 from anyfleet.deployment.roster import enrol, record_node, revoke
 from anyfleet.deployment.superlink import SuperLink, end_orphan
 from anyfleet.errors import LinkError, NotEnrolled, Refusal, StoreError
+from anyfleet.runtime.flower import flower_api
 from anyfleet.runtime.flower.connection import Connection
 from anyfleet.runtime.flower.hosting import register_node, unregister_node
 from anyfleet.runtime.flower.keys import device_key
@@ -156,6 +159,25 @@ def test_an_answer_without_messages_waits_until_some_were_sent(
             assert asking.is_alive()
             gate.ring()
             asking.join()
+
+
+@pytest.mark.parametrize("hours", [-5, 5])
+def test_a_device_with_a_wrong_clock_gets_through(
+    folder: FleetFolder,
+    superlink: SuperLink,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    hours: int,
+) -> None:
+    key, ca = device_key(tmp_path / "device.key"), folder.authority.read_bytes()
+    public = (tmp_path / "device.pub").read_bytes()
+    node = register_node(superlink.address, ca=ca, public_key=public, name="late")
+    monkeypatch.setattr(flower_api, "now", lambda: now() + timedelta(hours=hours))
+    with open_gate(folder, superlink) as gate:
+        address = f"127.0.0.1:{gate.port}"
+        with Connection(address, ca=ca, key=key, home=tmp_path / "link") as link:
+            assert link.node_id == node
+    unregister_node(superlink.address, ca=ca, node=node)
 
 
 def test_a_stranger_to_the_authority_is_not_trusted(

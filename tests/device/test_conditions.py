@@ -20,6 +20,7 @@ from anyfleet.device.conditions import (
     Reporter,
     SpeedProfile,
     as_conditions,
+    assumed,
     read_given,
     speed_profile,
 )
@@ -131,8 +132,22 @@ def test_bit_rates_are_those_of_letters_that_crossed_the_link() -> None:
     assert rates.up == 4e6
     rates.sent(10**6, 1.0)
     assert rates.up == 6e6
+    rates.sent(10**4, 1.0)  # better ones are known
+    assert rates.up == 6e6
+    rates.received(10**4, 1.0)  # a small one is better than nothing
+    assert rates.down == 8e4
     rates.received(10**6, 1.0)
     assert rates.down == 8e6
+
+
+def test_what_a_machine_does_not_know_keeps_it_from_no_order() -> None:
+    known = Meter(PROFILE, Loan(), BitRates()).conditions(Sensors())
+    chosen = assumed(known)
+    assert {**chosen, **known} == chosen
+    assert (chosen["bit_rate_up"], chosen["send_power"]) == (math.inf, 0.0)
+    drained = assumed({**known, "battery": 7.0, "bit_rate_up": 5.0})
+    assert drained["bit_rate_up"] == 5.0
+    assert "send_power" not in drained  # its battery would pay
 
 
 def test_a_meter_reports_what_it_knows_and_nothing_else() -> None:

@@ -104,6 +104,7 @@ class Served:
             yield there
             if there >= wanted:
                 self.doing = "playing"
+                self.fleet.start_clock()
                 return
             time.sleep(_GATHER)
 
@@ -178,8 +179,11 @@ def serving(folder: FleetFolder, service: Service, work: Work) -> Iterator[Serve
 def linked(folder: FleetFolder, work: Work) -> Iterator[Linked]:
     """Let devices connect while the block runs, with messages as large as the work needs."""
     limits = GateLimits.for_message(_most(work))
-    with SuperLink(folder) as link, Gate(folder, link.address, limits=limits) as gate:
-        yield Linked(link, gate)
+    with SuperLink(folder) as link:
+        # A device that comes before its key is known would be refused, and wait for a while.
+        Enrolment(folder.roster, link.address, folder.authority.read_bytes()).enrolled()
+        with Gate(folder, link.address, limits=limits) as gate:
+            yield Linked(link, gate)
 
 
 @contextmanager

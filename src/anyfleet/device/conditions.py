@@ -34,7 +34,8 @@ _NAMES = tuple(f.name for f in fields(Conditions))
 _SECONDS = 4.0  # after which no further slice is measured
 _SLICE_SECONDS = 0.3  # of repeating one slice
 _BATCH = 16
-_LEAST = 1 << 16  # bytes of a transfer below which it tells of latency rather than of bit rate
+_LEAST = 1 << 12  # bytes of a transfer below which it tells nothing of the bit rate
+_ENOUGH = 1 << 16  # and above which latency hardly matters: smaller ones count until there is one
 _NEW = 0.5  # weight of the newest transfer in the mean
 
 
@@ -106,21 +107,25 @@ class BitRates:
 
     up: float | None = None  # bits per second; None: not known yet
     down: float | None = None
+    _large: set[str] = field(default_factory=set, init=False)  # ways that a large letter has gone
 
     def sent(self, count: int, seconds: float) -> None:
         """Note that so many bytes were sent in so many seconds."""
-        self.up = _mean(self.up, count, seconds)
+        self.up = self._mean("up", self.up, count, seconds)
 
     def received(self, count: int, seconds: float) -> None:
         """Note that so many bytes were received in so many seconds."""
-        self.down = _mean(self.down, count, seconds)
+        self.down = self._mean("down", self.down, count, seconds)
 
-
-def _mean(before: float | None, count: int, seconds: float) -> float | None:
-    if count < _LEAST or seconds <= 0:
-        return before
-    now = 8.0 * count / seconds
-    return now if before is None else (1 - _NEW) * before + _NEW * now
+    def _mean(self, way: str, before: float | None, count: int, seconds: float) -> float | None:
+        large, known = count >= _ENOUGH, way in self._large
+        if count < _LEAST or seconds <= 0 or (known and not large):
+            return before
+        now = 8.0 * count / seconds
+        if large and not known:
+            self._large.add(way)
+            return now
+        return now if before is None else (1 - _NEW) * before + _NEW * now
 
 
 # --- what is reported -------------------------------------------------------------------------
@@ -243,6 +248,18 @@ class Reporter:
         wanted = self.given.measured
         some = {name: value for name, value in measured.items() if name in wanted}
         return own | some | self.given.at(round_index)
+
+
+def assumed(known: Mapping[str, float]) -> dict[str, float]:
+    """Return conditions by which a machine may choose that does not know all of itself.
+
+    A link that was never measured takes no time: it is measured by the first order. Where nothing
+    limits the joules, it does not matter how many they are.
+    """
+    free = {"bit_rate_up": math.inf, "bit_rate_down": math.inf}
+    if known.get("battery") == known.get("budget") == math.inf:
+        free |= {"send_power": 0.0, "receive_power": 0.0, "coefficient": 0.0}
+    return {**free, **known}
 
 
 def as_conditions(known: Mapping[str, float]) -> Conditions:

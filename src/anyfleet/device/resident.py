@@ -23,7 +23,7 @@ from anyfleet.core.limits import Limits
 from anyfleet.core.messages import OF_TRAINING, Kind, measured
 from anyfleet.core.orders import Cohort
 from anyfleet.device.bundle import Bundle
-from anyfleet.device.conditions import BitRates, Reporter, as_conditions
+from anyfleet.device.conditions import BitRates, Reporter, as_conditions, assumed
 from anyfleet.device.data import OwnData
 from anyfleet.device.device_task import MOST_NUMBER, DeviceTask
 from anyfleet.device.log import Log
@@ -153,7 +153,8 @@ class Resident:
     def _wait_for_link(self, error: LinkError) -> None:
         why = str(error) or type(error).__name__
         if isinstance(error, NotEnrolled):
-            why += " Ask the owner of the server to run `anyfleet fleet add` with device.pub."
+            advice = "Ask the owner of the server to run `anyfleet fleet add` with device.pub."
+            why = f"{why.rstrip('.')}. {advice}"
         self._log.say("retry", f"in {self._pause:.0f} s: {why}")
         self._sleep(self._pause)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
@@ -216,6 +217,8 @@ class Resident:
         order = self._read(letter.data)
         past = self._memory.before(int(order.id[0]), self._run)
         known = self._reporter.conditions(order.round_index, past.loss, self._sensors())
+        if self._reporter.given is None:
+            known = assumed(known)
         states = [past.state.chooser]
         counting = _counting(letter.about)
         choices = decide(order, as_conditions(known), states, self._task, counting)

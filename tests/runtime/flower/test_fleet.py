@@ -26,9 +26,9 @@ from anyfleet.methods import (
     stc,
     whale,
 )
-from anyfleet.parts.schedule import Buffered
+from anyfleet.parts.schedule import Buffered, Deadline
 from anyfleet.runtime import Simulated
-from anyfleet.runtime.flower.envelopes import Letter
+from anyfleet.runtime.flower.envelopes import Letter, Value
 from anyfleet.runtime.flower.fleet import FlowerFleet, Patience
 from anyfleet.runtime.flower.hosting import Arrival
 from anyfleet.runtime.replayed import Replayed
@@ -363,3 +363,60 @@ def test_a_fleet_without_devices_waits_for_one(made: Make) -> None:
     found = next(rounds)
     assert found.ledger.device.tolist() == [0]
     assert set(found.ledger.failure) == {""}
+
+
+def test_a_device_that_comes_back_as_a_round_begins_is_not_waited_for_in_vain(made: Make) -> None:
+    fleet, near = made(count=1, order=20)
+    rounds = run(replace(fedavg(count=1, lr=0.1), schedule=Deadline(30.0)), TASK, fleet, 0)
+    next(rounds)
+    near.stop(0)
+    assert fleet.ready() == 0
+    fleet.begin_round(1)
+    near.start(0)
+    began = time.monotonic()
+    assert next(rounds).ledger.device.tolist() == [0]
+    assert time.monotonic() - began < 15
+
+
+def test_a_choice_that_was_not_told_yet_is_asked_for_again(made: Make) -> None:
+    method = replace(METHODS["WHALE-FL"], schedule=Buffered(4, 2))
+    fleet, near = made()
+    rounds = run(method, TASK, fleet, 0)
+    done = next(rounds)
+    offered = [len(fleet.save().offered)]
+    while not offered[-1]:
+        done = next(rounds)
+        offered.append(len(fleet.save().offered))
+    until = time.monotonic() + 10
+    while not any(each.choice for each in fleet._sent.values()):
+        assert time.monotonic() < until
+        fleet.ready()
+    saved = fleet.save()
+    assert len(saved.offered) == offered[-1]
+    waiting = [int(each.order.device[0]) for each in fleet._sent.values()]
+    assert not fleet.free(np.array(waiting)).any()
+    again = server(near)
+    again.restore(saved)
+    later = list(islice(run(method, TASK, again, 0, resume=done.snapshot), 2))
+    assert not any(any(each.ledger.failure) for each in later)
+
+
+def test_what_a_device_says_beside_its_reply_is_bounded(
+    made: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, near = made()
+    deliver = near.post.deliver
+    lies: dict[int, dict[str, Value]] = {
+        0: {"seconds": 1e29, "delivered": 7.0},
+        1: {"seconds": "long"},
+    }
+
+    def lying(message: str, node: int, letter: Letter) -> None:
+        deliver(message, node, replace(letter, about={**letter.about, **lies.get(node, {})}))
+
+    monkeypatch.setattr(near.post, "deliver", lying)
+    (found,) = played(fedavg(count=TASK.devices, lr=0.1), fleet, 1)
+    assert set(found.ledger.failure) == {""}
+    assert np.nanmax(found.ledger.compute_seconds) < 30
+    assert found.ledger.delivered_down.max() == 1.0
+    assert np.isfinite(list(fleet.status().seconds.values())).all()

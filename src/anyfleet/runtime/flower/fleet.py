@@ -169,6 +169,7 @@ class _Sent:
     data: bytes = b""
     errors: int = 0  # of messages that came to nothing
     reply: "_Ended | None" = None  # came in, and is not yet told
+    choice: OrderChoices | None = None  # the same, of an offer
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,11 +218,12 @@ class FlowerFleet:
         self._fleet: list[_Device] = []
         self._sent: dict[int, _Sent] = {}  # by the number of the order, until its end is told
         self._ends: list[int] = []  # orders that have ended, in the order in which they did
-        self._choices: list[OrderChoices] = []  # made and not yet told
+        self._choices: list[OrderChoices] = []  # of orders without a menu, not yet told
         self._declared: Devices | None = None
         self._losses: dict[int, float] = {}
         self._looked = -np.inf
-        self._settled = self._settling = 0  # orders below never come again
+        self._settled = 0  # orders below never come again
+        self._settling = (0, 0)  # the same of the last two checkpoints: the newer may be damaged
         self._next = 0  # number of the next order, as far as is known
         self._void = void  # orders from here on that devices did for an earlier server are void
         self._counts = _Counts()
@@ -269,14 +271,27 @@ class FlowerFleet:
         return known and device.online and device.busy is None and device.order is None
 
     def _await_somebody(self) -> None:
-        """Wait while no device at all is there: a round without devices would be wasted."""
+        """Wait while no device at all is there: a round without devices would be wasted.
+
+        One that the loop does not know yet ends it, too: `wait` tells of it.
+        """
         until = self.now() + self._patience.order
         while not self._sent and self.now() < until:
-            if any(each.entered and self._is_free(each) for each in self._fleet):
+            if any(map(self._is_free, self._fleet)):
                 return
             time.sleep(_LOOK)
             self._look()
             self._receive()
+
+    def start_clock(self, now: float = 0.0) -> None:
+        """Let the run be so many seconds old: those that people waited for devices do not count."""
+        later = now - self.now()
+        self._start -= later
+        self._looked += later
+        for device in self._fleet:
+            device.changed += later
+            device.reported += later
+            device.asked += later
 
     def ready(self) -> int:
         """Look once who is there, and return how many devices could take an order."""
@@ -310,7 +325,7 @@ class FlowerFleet:
 
     def submit(self, orders: Cohort) -> None:
         """Send orders to their devices."""
-        self._settled = self._settling
+        self._settled = self._settling[0]
         self._dispatch(orders.rows(), offered=False)
 
     def _dispatch(self, orders: Sequence[Cohort], *, offered: bool) -> None:
@@ -378,21 +393,28 @@ class FlowerFleet:
             self._look()
             self._receive()
             self._give_up()
-            if self._choices:
-                chosen, self._choices = join(self._choices), []
-                return Events(choices=chosen)
+            if chosen := self._chosen():
+                return Events(choices=join(chosen))
             if len(self._ends) >= enough or (until is not None and self.now() >= until):
                 return self._told(enough)
-            if not self._sent and until is None:
-                free = sum(map(self._is_free, self._fleet))
-                if free:
+            if not self._sent:
+                free = [each for each in self._fleet if self._is_free(each)]
+                if free and (until is None or not any(each.entered for each in free)):
                     self._declared = None  # the roster is read again
-                    return Events(free=free)
+                    return Events(free=len(free))
             time.sleep(self._pause(until))
 
     def _pause(self, until: float | None) -> float:
         pause = max(_POLL, len(self._sent) / _MESSAGES)
         return pause if until is None else max(0.0, min(pause, until - self.now()))
+
+    def _chosen(self) -> list[OrderChoices]:
+        """Return the choices that were made, and close what was offered."""
+        found, self._choices = self._choices, []
+        for number in [number for number, each in self._sent.items() if each.choice]:
+            if (choice := self._closed(number).choice) is not None:
+                found.append(choice)
+        return found
 
     def _told(self, enough: int) -> Events:
         """Return the events that came first, at most so many, and close their orders."""
@@ -447,7 +469,11 @@ class FlowerFleet:
         for device in self._fleet:
             self._see(device, device.node in online and not device.revoked, now)
         self._ask([each for each in self._fleet if self._is_due(each, now)], now)
-        lost = [each for each in self._sent.values() if each.message is None and not each.reply]
+        lost = [
+            each
+            for each in self._sent.values()
+            if each.message is None and not (each.reply or each.choice)
+        ]
         self._post_orders([each for each in lost if self._of(each).online])
 
     def _see(self, device: _Device, online: bool, now: float) -> None:
@@ -504,9 +530,12 @@ class FlowerFleet:
                     self._replied(orders[arrival.message], device, arrival)
 
     def _checked_in(self, device: _Device, arrival: Arrival) -> None:
-        if arrival.error or arrival.letter.kind != "check-in":
+        if arrival.error:
             return
-        self._report(device, arrival.letter.data)
+        if arrival.letter.kind == "check-in":
+            self._report(device, arrival.letter.data)
+        else:  # it is asked again when its conditions would be
+            device.refused = f"it cannot check in: {_reason(arrival.letter)}"
 
     def _report(self, device: _Device, data: bytes) -> None:
         """Enter what a device says of itself, or why it may not take part."""
@@ -542,6 +571,11 @@ class FlowerFleet:
                 f"the device has bundle {report.bundle[:12]}, this run needs "
                 f"{self._bundle[:12]}: hand over the folder `device` again"
             )
+        if report.column_width * self.limits.columns < 1:
+            return (
+                f"the device wants columns of width {report.column_width:g}: start it with "
+                f"--column-width {1 / self.limits.columns:.4g} or more"
+            )
         return ""
 
     def _replied(self, sent: _Sent, device: _Device, arrival: Arrival) -> None:
@@ -558,15 +592,14 @@ class FlowerFleet:
             self._end(sent, device, arrival)
 
     def _chose(self, sent: _Sent, arrival: Arrival) -> None:
-        letter, number = arrival.letter, int(sent.order.id[0])
+        letter = arrival.letter
         if letter.kind == "choice":
             try:
-                self._choices.append(decode_choice(letter.data, sent.order))
+                sent.choice = decode_choice(letter.data, sent.order, self.limits)
             except BadMessage as error:
-                self._choices.append(_declined(sent.order, f"its choice was refused: {error}"))
+                sent.choice = _declined(sent.order, f"its choice was refused: {error}")
         else:
-            self._choices.append(_declined(sent.order, _reason(letter)))
-        self._closed(number)
+            sent.choice = _declined(sent.order, _reason(letter))
 
     def _end(self, sent: _Sent, device: _Device, arrival: Arrival) -> None:
         """End an order by what came of its reply, which may be a part of it."""
@@ -601,7 +634,8 @@ class FlowerFleet:
         counts.replies += 1
         for phase in ("download", "compute", "upload"):
             spent = float(getattr(ended.charges, f"{phase}_seconds")[0])
-            counts.seconds[phase] = counts.seconds.get(phase, 0.0) + spent
+            if not np.isnan(spent):
+                counts.seconds[phase] = counts.seconds.get(phase, 0.0) + spent
 
     # -- patience
 
@@ -612,7 +646,7 @@ class FlowerFleet:
             if device.asking is not None and now - device.asked > patience.check_in:
                 self._post.forget(device.asking)
                 device.asking, device.asked = None, now
-        for sent in [each for each in self._sent.values() if each.reply is None]:
+        for sent in [each for each in self._sent.values() if not (each.reply or each.choice)]:
             device = self._of(sent)
             if sent.offered:
                 if now - sent.began > patience.offer or device.revoked:
@@ -633,15 +667,16 @@ class FlowerFleet:
             self._post.forget(sent.message)
         if device.busy == sent.message:
             device.busy = None
-        self._choices.append(_declined(sent.order, reason))
-        self._closed(int(sent.order.id[0]))
+        sent.choice = _declined(sent.order, reason)
 
     def _abandon(self, sent: _Sent, device: _Device, reason: str) -> None:
         """End an order with the columns of its reply that came in, if they are of use."""
         if sent.offered:
             self._decline(sent, device, reason)
             return
-        arrival = None if sent.message is None else self._post.so_far(sent.message)
+        arrival = None
+        if sent.message is not None and not device.revoked:
+            arrival = self._post.so_far(sent.message)
         if sent.message is not None:
             self._post.forget(sent.message)
         if device.busy == sent.message:
@@ -664,9 +699,10 @@ class FlowerFleet:
     def _spent(self, sent: _Sent, letter: Letter, reply: Replies | None) -> Charges:
         """Return what an order cost, as far as it was measured; what is not known is NaN."""
         order, number = sent.order, np.array([int(sent.order.id[0])])
-        compute = _number(letter, "seconds")
+        elapsed = self.now() - sent.began
+        compute = min(_number(letter, "seconds"), elapsed)  # NaN stays NaN
         down, up = float(order.bits[0]), 0.0 if reply is None else float(reply.bits[0])
-        link = max(0.0, self.now() - sent.began - (0.0 if np.isnan(compute) else compute))
+        link = elapsed - (0.0 if np.isnan(compute) else compute)
         share = down / max(1.0, down + up)
         return replace(
             no_charges(number, sent.began),
@@ -679,7 +715,7 @@ class FlowerFleet:
             download_joules=np.full(1, np.nan),
             compute_joules=np.array([_number(letter, "joules")]),
             upload_joules=np.full(1, np.nan),
-            delivered_down=np.array([_number(letter, "delivered", 1.0)]),
+            delivered_down=np.array([min(_number(letter, "delivered", 1.0), 1.0)]),
             delivered_up=np.zeros(1) if reply is None else reply.delivered_width,
         )
 
@@ -704,7 +740,7 @@ class FlowerFleet:
 
     def save(self) -> FleetState:
         """Return the state for a checkpoint."""
-        self._settling = min([*self._sent, self._next])
+        self._settling = self._settling[1], min([*self._sent, self._next])
         losses = np.full(len(self._fleet), np.nan)
         for number, loss in self._losses.items():
             losses[number] = loss
@@ -723,14 +759,12 @@ class FlowerFleet:
 
         Devices that did it already reply with what they have kept.
         """
-        self._start = time.monotonic() - saved.now
+        self.start_clock(saved.now)
         known = enumerate(saved.losses.tolist())
         self._losses = {number: loss for number, loss in known if not np.isnan(loss)}
         self._next = saved.next_order
         self._look(at_once=True)
-        self._settled = self._settling = min(
-            [int(order.id[0]) for order in (*saved.under_way, *saved.offered)], default=0
-        )
+        self._settled, self._settling = 0, (0, 0)  # the checkpoint before may still be needed
         self._dispatch(saved.under_way, offered=False)
         self._dispatch(saved.offered, offered=True)
 
