@@ -10,7 +10,7 @@ this program, which saves minutes. A block says in its first line where it belon
     # on the Pi, leave it running       started, and left
     # …, in a second shell              tried again until it succeeds: what it asks for needs time
     # …, when the run has ended         run when what was left running there has ended
-    # …, as root (or: as you log in)    not run, but listed
+    # …, as root (as you log in, with Docker)    not run, but listed
     # NAME, on the server               written into a file
 
 Only names are changed: the address of the server, ports, and `scp`, which copies between the two
@@ -43,7 +43,7 @@ WARNED = {"anyfleet fleet preflight": 3}  # exit codes that are warnings, by com
 _BLOCK = re.compile(r"^```(\w+)\n# (.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PLACE = re.compile(r"(?:(?P<file>[\w./-]+), )?on the (?P<machine>server|Pi)(?:, (?P<manner>.*))?")
 _LINES, _TOLD = 4, 4000  # of what a block prints: lines, and characters if something failed
-_NOT_RUN = ("as root", "as you log in")
+_NOT_RUN = ("as root", "as you log in", "with Docker")
 _SCP = """\
 #!/bin/sh
 # Copies between the folders of two machines: what stands behind a colon is at the other one.
@@ -234,12 +234,12 @@ def run_page(page: str, folder: Path, *, borrow: bool) -> bool:
                     screen.print(each.read_text(errors="replace")[-_TOLD:], markup=False)
                 return False
             if "running" not in block.manner:
-                for line in log.read_text(errors="replace").splitlines()[:_LINES]:
+                for line in log.read_text(errors="replace").splitlines()[-_LINES:]:
                     screen.print(f"{'':24}{line}", markup=False)
     finally:
         for machine in machines.values():
             machine.end()
-    screen.print(f"All blocks ran; {skipped} that need root or a login were not run.")
+    screen.print(f"All blocks ran; {skipped} that need root, a login or Docker were not run.")
     return True
 
 

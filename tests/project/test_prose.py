@@ -15,9 +15,9 @@ VERBS = set(
     Add Aggregate Append Ask Begin Build Call Cancel Check Close Compare Complete Compute Copy
     Count Cut Divide Do Draw Drop End Enter Find Fix Forget Freeze Give Go Hash Hold Import Insert
     Issue Judge Keep Let List Look Make Mark Match Measure Move Name Normalise Note Notice Open
-    Pass Plan Play Pool Practise Print Put Raise Read Record Reduce Refuse Release Remove Reorder
-    Replace Resume Return Revoke Run Save Say Send Serve Set Show Silence Spread Start Take Tell
-    Trace Train Turn Visit Wait Watch Write Yield
+    Pass Plan Play Pool Practise Print Pull Push Put Raise Read Record Reduce Refuse Release
+    Remove Reorder Replace Resume Return Revoke Run Save Say Send Serve Set Show Silence Spread
+    Start Take Tell Trace Train Turn Visit Wait Watch Write Yield
     """.split()  # noqa: SIM905 - a word a line would be a long page
 )
 
