@@ -126,3 +126,10 @@ def test_a_file_that_is_none_or_holds_code_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "objects.npz", x=np.array([{}], dtype=object), y=np.zeros(1))
     with pytest.raises(MissingData, match="cannot be read"):
         own_data(str(tmp_path / "objects.npz"), bundle())
+
+
+@pytest.mark.parametrize("source", ["there.is:none", "json:nothing"])
+def test_a_name_that_is_not_there_is_said_without_a_traceback(source: str) -> None:
+    with pytest.raises(BadName, match=r"there is no module|has no function") as caught:
+        own_data(source, bundle())
+    assert not getattr(caught.value, "__notes__", [])

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from anyfleet.deployment.roster import Member, Roster, read_roster, record_node
-from anyfleet.errors import ConfigError
+from anyfleet.errors import ConfigError, LinkDown, LinkError, RunGone, StoreError
 from anyfleet.runtime.flower.hosting import register_node, unregister_node
 
 
@@ -11,7 +11,7 @@ class Enrolment:
     """The enrolled devices, as the file of the roster has them now (`runtime.flower.Roster`).
 
     A new row is registered as a node, and a revoked one is unregistered. While the file cannot be
-    read, what was read last holds; `trouble` says why.
+    read, what was read last holds, and what cannot be done is tried again; `trouble` says why.
     """
 
     def __init__(self, file: Path, address: str, authority: bytes) -> None:
@@ -32,7 +32,12 @@ class Enrolment:
         except (OSError, ConfigError) as error:
             self.trouble = str(error)
         for member in self._roster.members:
-            self._apply(member)
+            try:
+                self._apply(member)
+            except (LinkDown, RunGone):
+                raise
+            except (LinkError, StoreError, ConfigError) as error:  # of one device: a run goes on
+                self.trouble = f"{member.name}: {error}"
         return self._roster.members
 
     def _apply(self, member: Member) -> None:

@@ -86,7 +86,7 @@ class Served:
         return status_of(
             self.fleet.status(),
             run=self.run,
-            doing=self.doing,
+            doing="; ".join(filter(None, (self.doing, self.enrolment.trouble))),
             rounds=self.rounds,
             gate=dict(self.gate.counts()),
         )
@@ -101,6 +101,8 @@ class Served:
             enrolled = sum(not each.revoked for each in self.enrolment.enrolled())
             wanted = count or max(1, enrolled)
             self.doing = f"waiting for devices: {there} of {wanted}"
+            if not enrolled:
+                self.doing += f"; none is enrolled: anyfleet fleet add {self.folder.path} NAME"
             yield there
             if there >= wanted:
                 self.doing = "playing"

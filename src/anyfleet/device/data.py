@@ -85,19 +85,20 @@ def _of_factory(source: str) -> OwnData:
         raise BadName(f"--data {source} is not of the form {_FORMS}.")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    with during(what=f"--data {source}", when=BUILDING):
-        try:
+    try:
+        with during(what=f"--data {source}", when=BUILDING):
             module = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not module_name.startswith(error.name):
-                raise
-            raise BadName(
-                f"--data {source}: there is no module {module_name} here or among the installed "
-                "packages."
-            ) from error
-        factory = getattr(module, name, None)
-        if not callable(factory):
-            raise BadName(f"--data {source}: {module_name} has no function {name}.")
+    except ModuleNotFoundError as error:
+        if not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # a module that the owner's own one imports
+        raise BadName(
+            f"--data {source}: there is no module {module_name} here or among the installed "
+            "packages."
+        ) from None
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        raise BadName(f"--data {source}: {module_name} has no function {name}.")
+    with during(what=f"--data {source}", when=BUILDING):
         return _split(factory(), source)
 
 

@@ -77,7 +77,8 @@ class Connection:
         except BaseException:
             self._api.close()
             raise
-        _write(self._node_file, str(self.node_id).encode())
+        with contextlib.suppress(OSError):  # a full disk: only a restart would take longer
+            _write(self._node_file, str(self.node_id).encode())
         self._waiting = self._left_over()  # the envelope of a letter that is not settled yet
         self._given = False  # whether `receive` has returned that letter
         self._last_reply: tuple[int, str] | None = None  # run and id of the message
@@ -125,7 +126,8 @@ class Connection:
             self._waiting = self._api.pull_message(self.node_id)
             if not self._waiting:
                 return None
-            _write(self._incoming_file, self._waiting)
+            with contextlib.suppress(OSError):  # a full disk: an order is refused, and says so
+                _write(self._incoming_file, self._waiting)
         try:
             return self._download()
         except (BadMessage, RunGone):  # nobody waits for a reply to it
