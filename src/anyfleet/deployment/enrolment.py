@@ -4,7 +4,7 @@ from pathlib import Path
 
 from anyfleet.deployment.roster import Member, Roster, read_roster, record_node
 from anyfleet.errors import ConfigError, LinkDown, LinkError, RunGone, StoreError
-from anyfleet.runtime.flower.hosting import register_node, unregister_node
+from anyfleet.runtime.flower.hosting import node_ids, register_node, unregister_node
 
 
 class Enrolment:
@@ -19,6 +19,8 @@ class Enrolment:
         self._seen: tuple[int, int] | None = None  # the file, when it was read last
         self._roster = Roster()
         self._gone: set[int] = set()  # numbers that the SuperLink does not know any more
+        # At the beginning: the database of the SuperLink may have been lost.
+        self._known = node_ids(address, ca=authority)
         self.trouble = ""
 
     def enrolled(self) -> tuple[Member, ...]:
@@ -43,13 +45,14 @@ class Enrolment:
     def _apply(self, member: Member) -> None:
         """Let the SuperLink know of a row."""
         if member.revoked:
-            if member.node is not None and member.number not in self._gone:
+            if member.node in self._known and member.number not in self._gone:
                 unregister_node(self._address, ca=self._authority, node=member.node)
             self._gone.add(member.number)
-        elif member.node is None:
+        elif member.node not in self._known:
             node = register_node(
                 self._address, ca=self._authority, public_key=member.public_key, name=member.name
             )
             record_node(self._file, member.number, node)
+            self._known |= {node}
             self._roster = self._roster.with_node(member.number, node)
             self._seen = None

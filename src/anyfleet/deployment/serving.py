@@ -25,12 +25,13 @@ from anyfleet.runtime.flower.fleet import FlowerFleet, Patience
 from anyfleet.runtime.flower.fleet_state import FleetState
 from anyfleet.runtime.flower.hosting import HostedRun
 from anyfleet.runtime.replayed import Arrived
-from anyfleet.store.disk import DiskError, write
+from anyfleet.store.disk import DiskError, told, write
 
 FILE = "fleet.json"  # in the folder of a run: which fleet it is played on
 ARRIVALS = "arrivals.jsonl"  # what came in, round by round, so that it can be replayed
 _SECOND = 1.0  # between two writings of the status
 _GATHER = 0.2  # seconds between two looks who is there
+_FAREWELL = 0.7  # seconds in which devices hear that a run has ended, before its messages go
 _ASIDE = 1 << 16  # bytes of a letter beside its message
 
 
@@ -113,7 +114,8 @@ class Served:
     def keep_arrivals(self, round_index: int) -> None:
         """Add what came in during a round to the file of the run."""
         line = msgspec.json.encode({"round": round_index, "arrived": self.fleet.arrivals()})
-        with (self.run / ARRIVALS).open("ab") as out:
+        file = self.run / ARRIVALS
+        with told(file), file.open("ab") as out:
             out.write(line + b"\n")
 
     @contextmanager
@@ -144,7 +146,10 @@ def read_arrivals(run: Path) -> tuple[Arrived, ...]:
     """Return what came in during a run; of a round that was played again, the last time counts."""
     rounds: dict[int, tuple[Arrived, ...]] = {}
     for text in (run / ARRIVALS).read_bytes().splitlines():
-        line = msgspec.json.decode(text, type=_Line)
+        try:
+            line = msgspec.json.decode(text, type=_Line)
+        except msgspec.MsgspecError:  # a server that was killed within it: the round is there again
+            continue
         rounds = {n: came for n, came in rounds.items() if n < line.round}
         rounds[line.round] = line.arrived
     return tuple(each for number in sorted(rounds) for each in rounds[number])
@@ -222,6 +227,7 @@ def hosting(folder: FleetFolder, service: Service, work: Work, link: Linked) -> 
         yield found
         closing.append(True)
         fleet.say_done()
+        time.sleep(_FAREWELL)
         found.doing = "done"
 
 

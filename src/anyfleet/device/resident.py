@@ -45,6 +45,7 @@ POLL_SECONDS = 0.1  # from one look for a letter to the next; the gate may hold 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0  # seconds between two tries to reach the server
 MOST_ATTEMPTS = 3  # at an order during which the process ended
 _LONGEST_REASON = 1000  # characters that the server is told of what went wrong
+_MOST_PROBE = 64 << 10  # bytes that are sent back to measure the link
 _UNCHANGED = (Kind.EVALUATE, Kind.STATISTICS, Kind.REPORT)  # kinds that leave a state as it is
 
 
@@ -195,7 +196,10 @@ class Resident:
             self._become(number)
         self._compare(letter)
         index = round_index if isinstance(round_index, int) else 0
-        return Letter("check-in", self._report(index, self._memory.last_loss(self._run)))
+        report = self._report(index, self._memory.last_loss(self._run))
+        # Something to measure the link by travels back as it came.
+        about = {"probe": letter.data[:_MOST_PROBE]} if letter.data else {}
+        return Letter("check-in", report, about)
 
     def _compare(self, letter: Letter) -> None:
         """Say in the log where the server has another version or another bundle."""
@@ -356,7 +360,9 @@ class Resident:
         except RunGone:
             self._log.note("nobody waits for the last answer: its run has ended")
             return
-        self._rates.sent(len(letter.data), time.perf_counter() - began)
+        probe = letter.about.get("probe")
+        count = len(letter.data) + (len(probe) if isinstance(probe, bytes) else 0)
+        self._rates.sent(count, time.perf_counter() - began)
 
 
 def _counting(about: Mapping[str, Value]) -> Counting:

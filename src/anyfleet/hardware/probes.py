@@ -96,10 +96,9 @@ def measure(
         _order(task, slice_, Gradient(local_steps=n, batch_size=batch)) for n in (steps, 1)
     )
     effort = _demand(order, task).effort
-    clock = time.process_time if threads == 1 else time.perf_counter
     with _threads(threads):
         client.work(once, (DeviceState(),), task)  # what happens only the first time does not count
-        seconds = _quickest(lambda: client.work(order, (DeviceState(),), task), clock, enough)
+        seconds = _quickest(lambda: client.work(order, (DeviceState(),), task), threads, enough)
     return Sample(
         net=net,
         width=_channel_share(task, slice_),
@@ -179,13 +178,16 @@ def _channel_share(task: Task, slice_: Slice) -> float:
     return sum(kept[axis] for axis in axes) / max(1, sum(whole[axis] for axis in axes))
 
 
-def _quickest(work: Callable[[], Any], clock: Callable[[], float], enough: float) -> float:
-    """Return the seconds of the quickest of some repetitions."""
+def _quickest(work: Callable[[], Any], threads: int, enough: float) -> float:
+    """Return the seconds of the quickest of some repetitions, as if there were no other work.
+
+    Threads that wait for each other count as working.
+    """
     found: list[float] = []
     while not found or (len(found) < _REPEATS and sum(found) < enough):
-        begin = clock()
+        begin = time.process_time()
         work()
-        found.append(clock() - begin)
+        found.append((time.process_time() - begin) / threads)
     return min(found)
 
 

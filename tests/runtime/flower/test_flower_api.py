@@ -91,7 +91,10 @@ def test_signatures_have_the_parameters_that_are_used(called: object, names: str
                 "PullObject PushObject ConfirmMessageReceived close"
             ),
         ),
-        (ControlHttpClient, "StartRun StopRun ListNodes RegisterNode UnregisterNode close"),
+        (
+            ControlHttpClient,
+            "StartRun StopRun ListRuns ListNodes RegisterNode UnregisterNode close",
+        ),
         (
             RuntimeHttpClient,
             (
@@ -138,6 +141,7 @@ def test_clients_have_the_calls_that_are_used(client: type, methods: str) -> Non
         (control_pb2.StartRunResponse, "run_id"),
         (control_pb2.StopRunRequest, "run_id"),
         (control_pb2.ListNodesResponse, "nodes_info"),
+        (control_pb2.ListRunsResponse, "run_dict"),
         (control_pb2.RegisterNodeRequest, "public_key name"),
         (control_pb2.RegisterNodeResponse, "node_id"),
         (control_pb2.UnregisterNodeRequest, "node_id"),

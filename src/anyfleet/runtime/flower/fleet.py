@@ -26,7 +26,7 @@ from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
 from anyfleet.core.stacks import Replies
 from anyfleet.elastic.cost.operations import Counting
-from anyfleet.errors import BadMessage, refuse
+from anyfleet.errors import BadMessage, StoreError, refuse
 from anyfleet.runtime.flower.envelopes import Letter, Value
 from anyfleet.runtime.flower.fleet_state import FleetState
 from anyfleet.runtime.flower.hosting import Arrival, Node
@@ -39,6 +39,7 @@ _LOOK = 1.0  # seconds between two looks at who is online
 _POLL = 0.05  # seconds between two looks for replies, at least
 _MESSAGES = 100  # outstanding messages that are looked for in a second of polling
 _LONGEST = 500  # letters of a reason that a device gives
+_PROBE = bytes(64 << 10)  # the same for all devices
 _MOST_ERRORS = 5  # of messages about one order, before it is given up
 _MARGIN = 60.0  # seconds that a message is kept longer than anybody waits for its reply
 
@@ -156,6 +157,7 @@ class _Device:
     order: int | None = None  # the order that it has, until the loop is told how it ended
     failure: str = ""  # of its last order
     entered: bool = False  # whether the loop knows what it declared
+    probed: bool = False  # whether it was sent something large enough to measure its link
 
 
 @dataclass(eq=False)
@@ -498,7 +500,7 @@ class FlowerFleet:
                 device.node or 0,
                 Letter(
                     "check-in",
-                    b"",
+                    b"" if device.probed else _PROBE,  # by which it measures its link
                     {
                         **self._about,
                         "version": anyfleet.__version__,
@@ -512,7 +514,7 @@ class FlowerFleet:
         ]
         messages = self._post.send(letters, self._patience.check_in) if letters else []
         for device, message in zip(devices, messages, strict=True):
-            device.asking, device.asked = message, now
+            device.asking, device.asked, device.probed = message, now, True
 
     def _receive(self) -> None:
         """Take in everything that has come."""
@@ -764,6 +766,11 @@ class FlowerFleet:
         self._losses = {number: loss for number, loss in known if not np.isnan(loss)}
         self._next = saved.next_order
         self._look(at_once=True)
+        if len(self._fleet) < len(saved.losses):
+            raise StoreError(
+                f"the run had {len(saved.losses)} devices, but the roster has {len(self._fleet)}. "
+                "Restore roster.toml: rows of it are never removed."
+            )
         self._settled, self._settling = 0, (0, 0)  # the checkpoint before may still be needed
         self._dispatch(saved.under_way, offered=False)
         self._dispatch(saved.offered, offered=True)

@@ -37,6 +37,7 @@ from flwr.common.constant import (
 from flwr.common.serde import message_to_proto
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
+    ListRunsRequest,
     RegisterNodeRequest,
     StartRunRequest,
     StopRunRequest,
@@ -482,6 +483,12 @@ class ControlApi:
             raise
         except LinkError:
             return False
+
+    def open_runs(self) -> list[int]:
+        """Return the ids of runs that have not ended."""
+        with _calling(self._address, LinkError):
+            found = self._client.ListRuns(ListRunsRequest()).run_dict
+        return [run for run, each in found.items() if not each.finished_at]
 
     def nodes(self) -> list[NodeState]:
         """Return all nodes that are enrolled."""

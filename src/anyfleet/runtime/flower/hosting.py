@@ -88,8 +88,12 @@ class HostedRun:
         self._coming: dict[str, _Reply] = {}  # by the message they reply to
         self._read: list[str] = []  # replies that were returned, and are still to be removed
         self._control = ControlApi(address, ca=ca)
-        if replaces is not None:  # first, for devices may wait for what its server sent in part
-            self.stop_run(replaces)
+        # First, for devices may wait for what a server that is gone sent in part.
+        for run in {
+            *_patiently(self._control.open_runs),
+            *([] if replaces is None else [replaces]),
+        }:
+            self.stop_run(run)
         self.run_id = _patiently(self._control.start_run)
         self._api = self._claim(address, ca, secret)
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -311,6 +315,15 @@ def register_node(address: str, *, ca: bytes, public_key: bytes, name: str) -> i
             if node.key == pem:
                 return node.id
         return _patiently(lambda: control.register(pem, name))
+    finally:
+        control.close()
+
+
+def node_ids(address: str, *, ca: bytes) -> frozenset[int]:
+    """Return the ids of all nodes that are enrolled."""
+    control = ControlApi(address, ca=ca)
+    try:
+        return frozenset(node.id for node in _patiently(control.nodes))
     finally:
         control.close()
 
