@@ -55,7 +55,7 @@ test "$1" = -r && shift
 exec cp -r "$(other "$1")" "$(other "$2")"
 """
 
-screen = Console(highlight=False, soft_wrap=True, width=120)
+screen = Console(highlight=False, soft_wrap=True, width=120, markup=False)
 
 
 class Block(NamedTuple):
@@ -226,16 +226,14 @@ def run_page(page: str, folder: Path, *, borrow: bool) -> bool:
             good = _run(block, machine, "\n".join(lines), log)
             seconds = time.monotonic() - begin
             told = "started" if "running" in block.manner else "ran" if good else "FAILED"
-            screen.print(
-                f"{block.machine:<6} {told:<7} {seconds:4.0f} s  {lines[-1]}", markup=False
-            )
+            screen.print(f"{block.machine:<6} {told:<7} {seconds:4.0f} s  {lines[-1]}")
             if not good:
                 for each in sorted(folder.glob("log-*.txt")):  # of what was left running, too
-                    screen.print(each.read_text(errors="replace")[-_TOLD:], markup=False)
+                    screen.print(each.read_text(errors="replace")[-_TOLD:])
                 return False
             if "running" not in block.manner:
                 for line in log.read_text(errors="replace").splitlines()[-_LINES:]:
-                    screen.print(f"{'':24}{line}", markup=False)
+                    screen.print(f"{'':24}{line}")
     finally:
         for machine in machines.values():
             machine.end()
