@@ -27,6 +27,7 @@ def test_a_device_that_cannot_be_registered_ends_no_run(
         return len(name)
 
     monkeypatch.setattr(enrolment, "register_node", register)
+    monkeypatch.setattr(enrolment, "node_ids", lambda *_, **__: frozenset())
     found = Enrolment(file, "nowhere:1", b"")
     assert [each.node for each in found.enrolled()] == [None, 3]
     assert found.trouble == "ada: the key is in use"
@@ -43,3 +44,17 @@ def test_a_device_that_cannot_be_registered_ends_no_run(
     enrol(file, "cy", (tmp_path / "cy.pub").read_text())
     with pytest.raises(LinkDown):
         found.enrolled()
+
+
+def test_a_node_that_the_superlink_has_lost_is_registered_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "roster.toml"
+    file.touch()
+    device_key(tmp_path / "ada.key")
+    enrol(file, "ada", (tmp_path / "ada.pub").read_text())
+    given = iter([7, 8])
+    monkeypatch.setattr(enrolment, "register_node", lambda *_, **__: next(given))
+    for there, expected in ((frozenset[int](), 7), (frozenset({7}), 7), (frozenset[int](), 8)):
+        monkeypatch.setattr(enrolment, "node_ids", lambda *_, found=there, **__: found)
+        assert [each.node for each in Enrolment(file, "nowhere:1", b"").enrolled()] == [expected]
