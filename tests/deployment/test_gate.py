@@ -103,6 +103,7 @@ def test_only_the_fleet_api_gets_through(folder: FleetFolder, superlink: SuperLi
         # A device without a signature reaches the SuperLink, which does not know it.
         status, headers = post(folder, gate.port, "/v1/fleet/pull-messages")
         assert (status, headers["content-type"]) == (401, "application/json")
+        assert "date" in headers  # by which a device with another clock signs its next request
         assert gate.counts()["not_found"] == len(elsewhere)
         assert gate.counts()["forwarded"] == 1
         assert gate.counts()["bytes_down"] > 0
@@ -156,7 +157,6 @@ def test_an_answer_without_messages_waits_until_some_were_sent(
             assert asking.is_alive()
             gate.ring()
             asking.join()
-
 
 
 def test_a_stranger_to_the_authority_is_not_trusted(

@@ -43,6 +43,7 @@ _MOST_REPLIES = 4 << 20  # bytes of such a request: what replies hold follows in
 _KEY_HEADER = b"flwr-public-key"
 _PASSED_ON = {b"content-type", b"content-length", b"content-encoding"}
 _ASKED = _PASSED_ON | {b"accept", b"accept-encoding"}
+_ANSWERED = _PASSED_ON | {b"date"}  # by which a device with another clock signs
 _OTHERS = (b"flwr-task-token", b"flwr-superexec-")  # of the SuperLink's other users
 _POLL = b"/v1/fleet/pull-messages"
 _NOTHING = 48  # bytes at most of an answer without a message: the id of one is longer
@@ -483,7 +484,7 @@ class _Proxy:
         found = [
             (name.lower(), value)
             for name, value in response.headers.raw
-            if _is_passed_on(name.lower(), _PASSED_ON)
+            if _is_passed_on(name.lower(), _ANSWERED)
         ]
         start = {"type": "http.response.start", "status": response.status_code, "headers": found}
         chunks: AsyncIterator[bytes] = response.aiter_raw()
