@@ -130,7 +130,8 @@ def test_a_device_of_the_roster_gets_through(
         )
         assert connect() == node
         record_node(folder.roster, member.number, node)
-        unregister_node(superlink.address, ca=ca, node=node)
+        for _ in range(2):  # a server that is started again does it again
+            unregister_node(superlink.address, ca=ca, node=node)
         with pytest.raises(NotEnrolled):
             connect()
         assert gate.counts()["forwarded"] > 3
