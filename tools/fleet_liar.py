@@ -7,6 +7,7 @@ whose order it replies to.
 
 import json
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,7 +48,7 @@ class LyingConnection(connection.Connection):
         """Send a reply, or a lie."""
         lie, data = HOME / "lie", letter.data
         word = lie.read_text() if lie.is_file() and letter.kind == "reply" else ""
-        told = letter
+        told, done = letter, True
         if word == "shape":
             told = replace(letter, data=shape(data))
         elif word == "NaN":
@@ -59,20 +60,24 @@ class LyingConnection(connection.Connection):
         elif word == "oversized":
             told = replace(letter, data=data + bytes(BLOAT))
         elif word in ("another's order", "another's name"):
-            self._steal(word, letter)
+            limit = time.monotonic() + 2.0
+            while not (done := self._steal(word, letter)) and time.monotonic() < limit:
+                time.sleep(0.02)
         if letter.kind == "reply":
             self.last = data
-        if word and not (word == "replay" and told is letter):
+        if word == "replay" and told is letter:
+            done = False
+        if word and done:
             lie.replace(HOME / "lied")
         super().reply(handle, told)
 
-    def _steal(self, word: str, letter: Letter) -> None:
-        """Reply to the order that another device has now, if it has one."""
+    def _steal(self, word: str, letter: Letter) -> bool:
+        """Reply to the order that another device has now; return False if it has none."""
         victim = Path((HOME / "victim").read_text())
         try:
             pulled = (victim / "link" / "incoming").read_bytes()
         except OSError:
-            return
+            return False
         about = flower_api.open_pulled(pulled)
         sender = self.node_id if word == "another's order" else about.heading.receiver
         heading = about.heading
@@ -80,11 +85,11 @@ class LyingConnection(connection.Connection):
         own, self.node_id = self.node_id, sender
         try:
             super().reply(json.dumps(order).encode(), letter)
-            (HOME / "stolen").touch()
         except LinkError as error:
             sys.stderr.write(f"a lie was refused: {error}\n")
         finally:
             self.node_id = own
+        return True
 
 
 if __name__ == "__main__":
