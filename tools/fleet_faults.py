@@ -213,7 +213,7 @@ def lying(device: Device) -> None:
 def lied(rig: Rig, luck: random.Random) -> Iterator[Wanted]:
     """Let the liar tell one of its lies."""
     device, word = rig.devices[3], LIES[int(luck.random() * 1e6) % len(LIES)]
-    told, forged = device.home / "lied", rig.status().gate["forged"]
+    told, said = device.home / "lied", device.told()
     told.unlink(missing_ok=True)
     (device.home / "lie").write_text(word)
     wait(told.is_file, "the liar does not lie")
@@ -221,7 +221,7 @@ def lied(rig: Rig, luck: random.Random) -> Iterator[Wanted]:
 
     def is_told() -> bool:
         if word == "another's name":
-            return rig.status().gate["forged"] > forged
+            return device.said(said, "a lie was refused")
         if word == "another's order":  # it comes too late to count, or the order is sent again
             return not rig.failures(0, max(0, begun - 1))
         return any("refused" in each for each in rig.failures(3, max(0, begun - 1)))
