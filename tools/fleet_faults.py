@@ -148,7 +148,8 @@ def server_killed(rig: Rig, luck: random.Random) -> Iterator[Wanted]:
 
     def told() -> bool:
         lines = rig.server_log.read_bytes()[ours:]
-        return b"waiting for devices" in lines and device.said(said, " retry ")
+        noticed = device.said(said, " retry ") or device.said(said, " note ", "link broke")
+        return b"waiting for devices" in lines and noticed
 
     yield Wanted(works(rig, device, begun), told, "killed", now)
 
