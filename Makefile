@@ -11,7 +11,7 @@ BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint gpu speed mutants kill fuzz mixing pages deploy-page api clean
+.PHONY: help setup demo test lint gpu speed mutants kill faults soak fuzz mixing pages deploy-page api clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,12 @@ mutants: $(READY) ## plant known faults one by one: each must turn a test red (s
 
 kill: $(READY) ## kill a hundred runs at random moments and resume them: nothing may differ (a minute)
 	$(BIN)/python -m tools.kill 100
+
+faults: $(READY) ## kill, cut and deceive a real fleet on loopback: no round may be lost (an hour)
+	$(BIN)/python -m tools.fleet_faults --tries 20 --page
+
+soak: $(READY) ## play 200 rounds on 8 real devices under random faults: memory must be bounded
+	$(BIN)/python -m tools.fleet_faults --soak 200 --page
 
 fuzz: $(READY) ## spoil messages (COUNT of them) and read them: only refusals may come of it
 	$(BIN)/python -m tools.fuzz $(COUNT)

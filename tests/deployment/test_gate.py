@@ -106,6 +106,7 @@ def test_only_the_fleet_api_gets_through(folder: FleetFolder, superlink: SuperLi
         # A device without a signature reaches the SuperLink, which does not know it.
         status, headers = post(folder, gate.port, "/v1/fleet/pull-messages")
         assert (status, headers["content-type"]) == (401, "application/json")
+        assert "date" in headers  # by which a device with another clock signs its next request
         assert gate.counts()["not_found"] == len(elsewhere)
         assert gate.counts()["forwarded"] == 1
         assert gate.counts()["bytes_down"] > 0
@@ -132,7 +133,8 @@ def test_a_device_of_the_roster_gets_through(
         )
         assert connect() == node
         record_node(folder.roster, member.number, node)
-        unregister_node(superlink.address, ca=ca, node=node)
+        for _ in range(2):  # a server that is started again does it again
+            unregister_node(superlink.address, ca=ca, node=node)
         with pytest.raises(NotEnrolled):
             connect()
         assert gate.counts()["forwarded"] > 3

@@ -24,13 +24,13 @@ class CutLink:
         with self._lock:
             self.crossed = {"up": 0, "down": 0}
             self._room = {"up": up, "down": down}
-            self._cut = False
+            self.cut = False
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._server.accept()
-                far = None if self._cut else self._reach()
+                far = None if self.cut else self._reach()
                 if far is None:
                     near.close()
                     continue
@@ -52,11 +52,11 @@ class CutLink:
                     self.crossed[way] += len(data)
                     room = self._room[way]
                     if room is not None and self.crossed[way] > room:
-                        self._cut = True
-                if self._cut:
+                        self.cut = True
+                if self.cut:
                     break
                 sink.sendall(data)
-        ends = (source, sink) if not self._cut else tuple(self._ends)
+        ends = (source, sink) if not self.cut else tuple(self._ends)
         for end in ends:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

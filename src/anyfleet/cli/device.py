@@ -112,7 +112,14 @@ def join_fleet(joining: Joining) -> None:
 
     def connect() -> AbstractContextManager[Link]:
         most = math.inf if joining.bit_rate is None else joining.bit_rate
-        return Connection(member_of.address, ca=authority, key=key, home=folder.link, bit_rate=most)
+        return Connection(
+            member_of.address,
+            ca=authority,
+            key=key,
+            home=folder.link,
+            bit_rate=most,
+            note=log.note,
+        )
 
     try:
         resident.stay(connect, once=joining.once)

@@ -213,3 +213,7 @@ def _lines(found: Status) -> Iterator[str]:
     yield f"Since this server began: {found.replies} replies, {down} down, {up} up"
     for reason, count in sorted(found.failures.items()):
         yield f"  failed: {count} × {reason}"
+    for reason, count in sorted(found.sent_again.items()):
+        yield f"  sent again: {count} × {reason}"
+    if found.restarts:
+        yield f"The SuperLink died and was started again: {found.restarts} ×"

@@ -74,7 +74,7 @@ class Served:
 
     folder: FleetFolder
     fleet: FlowerFleet
-    gate: Gate
+    link: "Linked"
     enrolment: Enrolment
     run: Path
     rounds: int
@@ -89,7 +89,8 @@ class Served:
             run=self.run,
             doing="; ".join(filter(None, (self.doing, self.enrolment.trouble))),
             rounds=self.rounds,
-            gate=dict(self.gate.counts()),
+            gate=dict(self.link.gate.counts()),
+            restarts=self.link.superlink.restarts,
         )
 
     def gather(self, count: int) -> Iterator[int]:
@@ -220,7 +221,7 @@ def hosting(folder: FleetFolder, service: Service, work: Work, link: Linked) -> 
             patience=service.patience,
             void=0 if state is None else state.next_order,
         )
-        found = Served(folder, fleet, link.gate, enrolment, work.run, work.rounds)
+        found = Served(folder, fleet, link, enrolment, work.run, work.rounds)
         if service.metrics >= 0:
             found.metrics = stack.enter_context(metrics_served(found, service.metrics))
         stack.enter_context(found.watched())

@@ -40,11 +40,13 @@ class Status(msgspec.Struct, frozen=True):
     under_way: int
     replies: int
     failures: dict[str, int]
+    sent_again: dict[str, int]
     bytes_down: float
     bytes_up: float
     seconds: dict[str, float]
     devices: tuple[DeviceRow, ...]
     gate: dict[str, int] = {}
+    restarts: int = 0  # of the SuperLink
 
     @property
     def age(self) -> float:
@@ -58,7 +60,13 @@ class Status(msgspec.Struct, frozen=True):
 
 
 def status_of(
-    fleet: FleetStatus, *, run: Path, doing: str, rounds: int, gate: dict[str, int]
+    fleet: FleetStatus,
+    *,
+    run: Path,
+    doing: str,
+    rounds: int,
+    gate: dict[str, int],
+    restarts: int,
 ) -> Status:
     """Return the status of a fleet and of its run."""
     told: dict[str, Any] = asdict(fleet)
@@ -71,6 +79,7 @@ def status_of(
         rounds=rounds,
         devices=rows,
         gate=gate,
+        restarts=restarts,
         **told,
     )
 

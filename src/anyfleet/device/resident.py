@@ -42,7 +42,7 @@ from anyfleet.wire import (
 )
 
 POLL_SECONDS = 0.1  # from one look for a letter to the next; the gate may hold a look back
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0  # seconds between two tries to reach the server
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 10.0  # seconds between two tries to reach the server
 MOST_ATTEMPTS = 3  # at an order during which the process ended
 _LONGEST_REASON = 1000  # characters that the server is told of what went wrong
 _MOST_PROBE = 64 << 10  # bytes that are sent back to measure the link

@@ -64,12 +64,13 @@ class Connection:
         key: ec.EllipticCurvePrivateKey,
         home: Path,
         patience: float = 30.0,
+        note: Callable[[str], None] = lambda text: None,
         bit_rate: float = math.inf,
     ) -> None:
         self._bit_rate = bit_rate
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._node_file, self._incoming_file = home / "node", home / "incoming"
-        self._patience = patience
+        self._patience, self._note = patience, note
         self._api = FleetApi(address, ca=ca, key=key)
         self._stop = threading.Event()
         try:
@@ -144,6 +145,8 @@ class Connection:
                 missing = incoming.fetch(lambda name: self._pull(run, name))
                 down = None
             except LinkDown as error:
+                if down is None:
+                    self._note(f"the link broke while a letter came: {error}")
                 missing, down = Missing(gone=False), error
             if missing is None:
                 break
@@ -248,7 +251,9 @@ class Connection:
         while True:
             try:
                 return work()
-            except LinkDown:
+            except LinkDown as error:
+                if pause == _FIRST_PAUSE:
+                    self._note(f"the link broke while a reply was sent: {error}")
                 if time.monotonic() > limit:
                     raise
             time.sleep(pause)

@@ -133,6 +133,7 @@ class FleetStatus:
     under_way: int  # orders
     replies: int
     failures: Mapping[str, int]  # by reason
+    sent_again: Mapping[str, int]  # orders and offers, by why no reply to them came
     bytes_down: float
     bytes_up: float
     seconds: Mapping[str, float]  # of orders that were replied to, by phase
@@ -187,6 +188,7 @@ class _Ended:
 class _Counts:
     replies: int = 0
     failures: Counter[str] = field(default_factory=Counter)
+    sent_again: Counter[str] = field(default_factory=Counter)
     down: float = 0.0
     up: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
@@ -585,6 +587,7 @@ class FlowerFleet:
         if arrival.error:
             # It never arrived, or its reply: it is sent again when the device is there.
             sent.message, sent.errors = None, sent.errors + 1
+            self._counts.sent_again[arrival.error[:_LONGEST]] += 1
             if sent.errors > _MOST_ERRORS:
                 self._abandon(sent, device, f"no reply: {arrival.error}")
             return
@@ -787,6 +790,7 @@ class FlowerFleet:
             under_way=len(self._sent),
             replies=counts.replies,
             failures=dict(counts.failures),
+            sent_again=dict(counts.sent_again),
             bytes_down=counts.down,
             bytes_up=counts.up,
             seconds=dict(counts.seconds),

@@ -508,9 +508,13 @@ class ControlApi:
             )
 
     def unregister(self, node: int) -> None:
-        """Refuse this node's key from now on."""
+        """Refuse this node's key from now on; it may be refused already."""
         with _calling(self._address, LinkError):
-            self._client.UnregisterNode(UnregisterNodeRequest(node_id=node))
+            try:
+                self._client.UnregisterNode(UnregisterNodeRequest(node_id=node))
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code != httpx.codes.NOT_FOUND:
+                    raise
 
     def close(self) -> None:
         """Close the sockets."""
