@@ -216,6 +216,7 @@ def lied(rig: Rig, luck: random.Random) -> Iterator[Wanted]:
     device, word = rig.devices[3], LIES[int(luck.random() * 1e6) % len(LIES)]
     told, said = device.home / "lied", device.told()
     told.unlink(missing_ok=True)
+    again = sum(rig.status().sent_again.values())
     (device.home / "lie").write_text(word)
     wait(told.is_file, "the liar does not lie")
     begun, now = rig.look(), time.monotonic()
@@ -223,6 +224,8 @@ def lied(rig: Rig, luck: random.Random) -> Iterator[Wanted]:
     def is_told() -> bool:
         if word == "another's name":
             return device.said(said, "a lie was refused")
+        if word == "oversized":  # it is not even fetched: the order is sent again
+            return sum(rig.status().sent_again.values()) > again
         if word == "another's order":  # it comes too late to count, or the order is sent again
             return not rig.failures(0, max(0, begun - 1))
         return any("refused" in each for each in rig.failures(3, max(0, begun - 1)))

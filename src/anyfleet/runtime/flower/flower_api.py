@@ -98,7 +98,8 @@ _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _CALL = httpx.Timeout(20.0, connect=10.0)
 # An upload may still lie in the buffers of a slow link when the wait for its response begins.
 _UPLOAD = httpx.Timeout(120.0, connect=10.0)
-_AWAY = {429, 502, 503, 504}  # a SuperLink that starts, or the gate before it
+# A SuperLink that starts or whose database is busy, or the gate before it.
+_AWAY = {429, 500, 502, 503, 504}
 
 
 # --- messages and objects -------------------------------------------------------------------------
