@@ -23,7 +23,7 @@ from anyfleet.elastic.cost.operations import Counting
 from anyfleet.errors import ConfigError, Problem, StoreError
 from anyfleet.runtime.flower.fleet import FlowerFleet, Patience
 from anyfleet.runtime.flower.fleet_state import FleetState
-from anyfleet.runtime.flower.hosting import HostedRun
+from anyfleet.runtime.flower.hosting import HostedRun, stop_open_runs
 from anyfleet.runtime.replayed import Arrived
 from anyfleet.store.disk import DiskError, told, write
 
@@ -200,6 +200,7 @@ def hosting(folder: FleetFolder, service: Service, work: Work, link: Linked) -> 
     bundle, authority = fitting_bundle(folder, work.task), folder.authority.read_bytes()
     state, address = work.state, link.superlink.address
     with ExitStack() as stack:
+        stop_open_runs(address, ca=authority)  # devices may wait for what is left of them
         post = HostedRun(
             address,
             ca=authority,

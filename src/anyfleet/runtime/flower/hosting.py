@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
@@ -88,12 +89,8 @@ class HostedRun:
         self._coming: dict[str, _Reply] = {}  # by the message they reply to
         self._read: list[str] = []  # replies that were returned, and are still to be removed
         self._control = ControlApi(address, ca=ca)
-        # First, for devices may wait for what a server that is gone sent in part.
-        for run in {
-            *_patiently(self._control.open_runs),
-            *([] if replaces is None else [replaces]),
-        }:
-            self.stop_run(run)
+        if replaces is not None:  # first, for devices may wait for what its server sent in part
+            self.stop_run(replaces)
         self.run_id = _patiently(self._control.start_run)
         self._api = self._claim(address, ca, secret)
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -315,6 +312,16 @@ def register_node(address: str, *, ca: bytes, public_key: bytes, name: str) -> i
             if node.key == pem:
                 return node.id
         return _patiently(lambda: control.register(pem, name))
+    finally:
+        control.close()
+
+
+def stop_open_runs(address: str, *, ca: bytes) -> None:
+    """End all runs: those of servers that are gone, where no other server can be there."""
+    control = ControlApi(address, ca=ca)
+    try:
+        for run in _patiently(control.open_runs):
+            _patiently(partial(control.stop_run, run))
     finally:
         control.close()
 
