@@ -16,9 +16,9 @@ RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
 # Nothing runs as root. Volumes that are mounted here for the first time belong to this user, too.
 RUN useradd --uid 10001 --create-home fleet \
  && install -d -o fleet -g fleet -m 0700 /fleet /runs /device \
- && install -d -o fleet -g fleet -m 0755 /handed /work
+ && install -d -o fleet -g fleet -m 0755 /handed /app
 USER 10001:10001
-WORKDIR /work
+WORKDIR /app
 ENV ANYFLEET_CACHE=off PYTHONUNBUFFERED=1
 ENTRYPOINT ["anyfleet"]
 CMD ["--help"]
