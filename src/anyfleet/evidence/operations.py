@@ -49,10 +49,12 @@ class Step:
         return fedpmt_complexity(layers, self.batch, self.rule, first=first, whole=whole)
 
 
-def operations(parameters: Mapping[str, Any]) -> float:
-    """Return the operations of the step that the parameters describe.
+def operations(method: str, parameters: Mapping[str, Any]) -> float | None:
+    """Return the operations of the step that the parameters have for a method, None if for none.
 
     Raise ConfigError with all that is wrong with them.
     """
-    step: Step = config.load(dict(parameters), Step)
+    if method not in parameters:
+        return None
+    step: Step = config.load(parameters[method], Step)
     return step.operations
