@@ -22,8 +22,9 @@ from anyfleet.tasks import zoo
 from anyfleet.tasks.augment import Augment
 from anyfleet.tasks.data import Data
 from anyfleet.tasks.data_loading import chosen_rows, fresh_model, image_data, sensor_data
+from anyfleet.tasks.digits import DOMAINS, digit_data
 from anyfleet.tasks.losses import Objectives
-from anyfleet.tasks.partition import ByOwner, Iid, Partition
+from anyfleet.tasks.partition import ByOwner, Domains, Iid, Partition
 from anyfleet.tasks.split import Split, number
 from anyfleet.tasks.synthetic import Generator
 from anyfleet.tasks.task import Task, pooled, task_of_rows
@@ -35,10 +36,12 @@ UCI_TEST_USERS = (2, 4, 9, 10, 12, 13, 18, 20, 24)
 _CNN_MNIST = Factory.of(zoo.cnn_mnist)
 _MCMAHAN = Factory.of(zoo.mcmahan_cnn)
 _CNN_CIFAR = Factory.of(zoo.cnn_cifar)
+_DIGITS_NET = Factory.of(zoo.digits_net)
 _HAR_CNN = Factory.of(zoo.har_cnn)
 _TRANSFORMER = Factory.of(zoo.Transformer)
 _LOGISTIC = Factory.of(zoo.logistic, features=60)
 _IID = Iid()
+_DOMAINS = Domains()
 _PEOPLE = ByOwner()
 _SPEAKERS = ByOwner(minimum=10)
 _GENERATOR = Generator()
@@ -140,6 +143,46 @@ class Cifar10(_Pictures):
 
     def build(self, seed: int) -> Task:
         return self._build(files.cifar10_images(), seed, "CIFAR-10")
+
+
+@checked
+@dataclass(frozen=True)
+class DigitsFive(_Divided):
+    """Digits of five domains, 3 x 28 x 28: MNIST from disk, and four stand-ins made from it.
+
+    A domain has 7,438 training and 2,000 test images, whatever the seed; no two share an image of
+    MNIST. `tested` names the domain whose test images are the common test set, or is "all". With
+    `alone` only the domain that is tested has training data.
+    """
+
+    model: Factory = _DIGITS_NET
+    devices: int = 10
+    partition: Partition = _DOMAINS
+    test_share: float = 0.0
+    server: int = 0
+    tested: str = "all"  # domain whose test images are the common test set
+    alone: bool = False  # only the domain that is tested has training data
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tested not in ("all", *DOMAINS):
+            known = ", ".join(f'"{name}"' for name in ("all", *DOMAINS))
+            raise ValueError(f'tested must be one of {known}; got "{self.tested}".')
+        if self.alone and self.tested == "all":
+            raise ValueError("alone needs one domain: name it in tested.")
+
+    def build(self, seed: int) -> Task:
+        train, test = digit_data(self.limit, _data_seed(self.split_seed, seed))
+        test = self._of_tested(test)
+        train = self._of_tested(train) if self.alone else train
+        model, split = fresh_model(self.model, seed), self._split(seed)
+        return Task.of(model, train, test, split=split, name="DigitsFive with stand-ins")
+
+    def _of_tested(self, data: Data) -> Data:
+        if self.tested == "all" or data.owners is None:
+            return data
+        rows = (data.owners == DOMAINS.index(self.tested)).nonzero().squeeze(1)
+        return data.rows(rows)
 
 
 @checked
