@@ -150,10 +150,10 @@ def _uniform(rng: np.random.Generator, low: float, high: float, *shape: int) -> 
 
 
 _CHANGES: dict[str, Callable[[Tensor, np.random.Generator], Tensor]] = {
-    "svhn (stand-in)": _svhn,
-    "synthetic (stand-in)": _synthetic,
-    "usps (stand-in)": _usps,
     "mnist": _mnist,
+    "svhn (stand-in)": _svhn,
+    "usps (stand-in)": _usps,
+    "synthetic (stand-in)": _synthetic,
     "mnist-m (stand-in)": _mnist_m,
 }
-DOMAINS = tuple(_CHANGES)  # in the order of FedResCuE's tables
+DOMAINS = tuple(_CHANGES)  # owners of the images, by number

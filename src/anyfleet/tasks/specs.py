@@ -10,6 +10,7 @@ Pixels and sensor readings are standardised: minus the mean, divided by the devi
 channel over the loaded training samples. Scaling to [0, 1] first makes no difference.
 """
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -151,8 +152,8 @@ class DigitsFive(_Divided):
     """Digits of five domains, 3 x 28 x 28: MNIST from disk, and four stand-ins made from it.
 
     A domain has 7,438 training and 2,000 test images, whatever the seed; no two share an image of
-    MNIST. `tested` names the domain whose test images are the common test set, or is "all". With
-    `alone` only the domain that is tested has training data.
+    MNIST. `trained` says which domains have training data: "all", "tested", or names. `tested` is
+    the domain whose test images are the common test set, or "all".
     """
 
     model: Factory = _DIGITS_NET
@@ -160,29 +161,24 @@ class DigitsFive(_Divided):
     partition: Partition = _DOMAINS
     test_share: float = 0.0
     server: int = 0
+    trained: tuple[str, ...] = ("all",)  # domains with training data; or "all", or "tested"
     tested: str = "all"  # domain whose test images are the common test set
-    alone: bool = False  # only the domain that is tested has training data
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tested not in ("all", *DOMAINS):
-            known = ", ".join(f'"{name}"' for name in ("all", *DOMAINS))
-            raise ValueError(f'tested must be one of {known}; got "{self.tested}".')
-        if self.alone and self.tested == "all":
-            raise ValueError("alone needs one domain: name it in tested.")
+        known = ("all", *DOMAINS)
+        if self.tested not in known:
+            raise ValueError(f'tested must be one of {_quoted(known)}; got "{self.tested}".')
+        known = ("all", "tested", *DOMAINS)
+        if not self.trained or not set(self.trained) <= set(known):
+            raise ValueError(f"trained must be some of {_quoted(known)}; got {self.trained}.")
 
     def build(self, seed: int) -> Task:
         train, test = digit_data(self.limit, _data_seed(self.split_seed, seed))
-        test = self._of_tested(test)
-        train = self._of_tested(train) if self.alone else train
+        wanted = [self.tested if name == "tested" else name for name in self.trained]
+        train, test = _of_domains(train, wanted), _of_domains(test, [self.tested])
         model, split = fresh_model(self.model, seed), self._split(seed)
         return Task.of(model, train, test, split=split, name="DigitsFive with stand-ins")
-
-    def _of_tested(self, data: Data) -> Data:
-        if self.tested == "all" or data.owners is None:
-            return data
-        rows = (data.owners == DOMAINS.index(self.tested)).nonzero().squeeze(1)
-        return data.rows(rows)
 
 
 @checked
@@ -291,6 +287,18 @@ class Pooled:
 
     def build(self, seed: int) -> Task:
         return pooled(self.inner.build(seed))
+
+
+def _of_domains(data: Data, wanted: Collection[str]) -> Data:
+    """Return the rows of the domains that are wanted; "all" are all."""
+    if "all" in wanted or data.owners is None:
+        return data
+    numbers = torch.tensor([DOMAINS.index(name) for name in wanted])
+    return data.rows(torch.isin(data.owners, numbers).nonzero().squeeze(1))
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
 
 
 def _data_seed(split_seed: int | None, seed: int) -> int:
