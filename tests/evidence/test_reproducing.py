@@ -1,7 +1,6 @@
 from pathlib import Path
 
 import pytest
-from tests.evidence.test_items import ITEM
 from typer.testing import CliRunner
 
 from anyfleet.cli.app import app
@@ -11,6 +10,7 @@ from anyfleet.evidence.measured import found
 from anyfleet.evidence.pages import evidence_page, item_page, standing_of
 from anyfleet.evidence.reproducing import Extent, reproduction
 from anyfleet.evidence.results import read_results
+from tests.evidence.test_items import ITEM
 
 NAME = "thesis/table_9"
 

@@ -58,7 +58,8 @@ def test_costs_are_those_of_the_first_evaluation_that_reaches_the_target() -> No
     assert missed is not None
     assert (missed.value, missed.reached) == (4.0, False)
     best, last = (amount_of(run([0.1, 0.7, 0.6]), name, None) for name in ("best", "score"))
-    assert best is not None and last is not None
+    assert best is not None
+    assert last is not None
     assert (best.value, last.value) == (0.7, 0.6)
     assert amount_of(AT[1], "best@0.5", None) is None
     assert score_at(AT[1], "rounds", 1.0) == 0.1

@@ -3,7 +3,7 @@
 import shlex
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import typer
 from rich.markdown import Markdown
 from rich.table import Table
 
+from anyfleet import config
 from anyfleet.cli.run import RUNS
 from anyfleet.cli.screen import console, errors, show
 from anyfleet.cli.study import Manner, conclude, opened, play
@@ -36,6 +37,7 @@ class Asked:
     threads: int = 1
     device: str | None = None
     engine: str | None = None
+    changes: tuple[str, ...] = ()  # of the engine: `engine.precision=tf32`
 
     def extent(self, item: Item) -> Extent:
         """Return how much of an item is run."""
@@ -49,7 +51,11 @@ class Asked:
             found["device"] = self.device
         if self.engine is not None:
             found["engine"] = {"use": self.engine} if self.engine != "auto" else "auto"
-        return found
+        others = [word for word in self.changes if not word.startswith("engine.")]
+        if others:
+            told = f"{', '.join(others)}: only keys of the engine; a recipe says the rest."
+            raise typer.BadParameter(told, param_hint="KEY=VALUE")
+        return config.override(found, self.changes)
 
 
 def reproduce_item(name: str, asked: Asked, manner: Manner) -> None:
@@ -68,7 +74,8 @@ def reproduce_item(name: str, asked: Asked, manner: Manner) -> None:
         outcome = play(study)
         minutes = (time.monotonic() - began) / 60
         command = shlex.join(["anyfleet", *sys.argv[1:]])
-        results = results_of(asked_for, outcome.runs, minutes=minutes, command=command)
+        settled = replace(asked_for, study=study.study)
+        results = results_of(settled, outcome.runs, minutes=minutes, command=command)
         if outcome.finished:
             tell(library, item, asked_for, results, quick=asked.quick)
         conclude(study, outcome)
