@@ -72,6 +72,7 @@ SELECTION = {
             "Everyone": select.Everyone(),
             "Uniform": select.Uniform(3),
             "Quota": select.Quota(4),
+            "InOrder": select.InOrder(2),
         },
     ),
     "Learned": Row({"select": select.Learned(4)}, _LABELS),
@@ -144,6 +145,9 @@ TRAINING = _rows(
         "Gradient, label rows": replace(LOCAL, label_rows=True),
         "Gradient, scaler": replace(LOCAL, scaler=True),
         "Gradient, inverted": replace(LOCAL, inverted=True),
+        "FrozenPrefix": train.FrozenPrefix(
+            LOCAL.lr, epochs=LOCAL.epochs, batch_size=LOCAL.batch_size, frozen=0.25
+        ),
         "Slim": train.Slim(LOCAL, WIDTHS),
         "Fjord": train.Fjord(LOCAL, WIDTHS),
         "Progressive": train.Progressive(LOCAL, WIDTHS, samples=2),

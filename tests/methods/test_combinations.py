@@ -28,7 +28,17 @@ from anyfleet.parts.aggregate import (
     TrimmedMean,
 )
 from anyfleet.parts.select import Everyone
-from anyfleet.parts.train import AdamW, Decaying, Fjord, Gradient, Progressive, Rush, Sgd, Slim
+from anyfleet.parts.train import (
+    AdamW,
+    Decaying,
+    Fjord,
+    FrozenPrefix,
+    Gradient,
+    Progressive,
+    Rush,
+    Sgd,
+    Slim,
+)
 from anyfleet.runtime import Sequential, Stacked, Threads
 from anyfleet.runtime.simulated.engines import Engine
 from anyfleet.tasks import Split, Task
@@ -46,6 +56,7 @@ TRAINERS: dict[str, Train] = {
     "inverted, proximal, clipped, adam": replace(
         BASE, inverted=True, proximal=0.1, clip=0.5, optimiser=AdamW()
     ),
+    "frozen": FrozenPrefix(BASE.lr, BASE.optimiser, batch_size=8, frozen=0.25),
     "slim": Slim(BASE, FEW, samples=2),
     "fjord": Fjord(BASE, FEW, samples=2),
     "progressive": Progressive(BASE, FEW, samples=2),

@@ -8,6 +8,8 @@ from anyfleet.names import Factory
 from anyfleet.tasks import (
     BalancedClasses,
     Cifar10,
+    DigitsFive,
+    Domains,
     Embedded,
     FashionMnist,
     Flip,
@@ -32,6 +34,12 @@ SPECS: dict[str, TaskSpec] = {
     "FashionMnist": FashionMnist(SMALL, devices=5, server=10),
     "Mnist": Mnist(SMALL, devices=5, server=10, augment=InTurn()),
     "Cifar10": Cifar10(Factory.of(zoo.logistic, features=3072), devices=5, server=10),
+    "DigitsFive": DigitsFive(
+        Factory.of(zoo.logistic, features=3 * 784),
+        partition=Domains(share=1.0),
+        test_share=0.2,
+        server=10,
+    ),
     "Har": Har(SMALL_HAR, server=10),
     "Shakespeare": Shakespeare(TINY_TEXT, devices=4, server=5, length=8),
     "Synthetic": Synthetic(data=Generator(devices=4, samples=50), server=10),
@@ -160,7 +168,9 @@ def test_text_models_get_vocabulary_and_length(folder: Path) -> None:
     assert Shakespeare(wider, devices=4, server=5, length=8).build(0).classes == 50
 
 
-@pytest.mark.parametrize("kind", [Embedded, FashionMnist, Mnist, Cifar10, Har, Shakespeare])
+@pytest.mark.parametrize(
+    "kind", [Embedded, FashionMnist, Mnist, Cifar10, DigitsFive, Har, Shakespeare]
+)
 def test_impossible_fields_are_refused(kind: type[Embedded]) -> None:
     for fields in ({"devices": 0}, {"test_share": 1.0}, {"server": -1}, {"limit": 0}):
         with pytest.raises(ValueError, match=next(iter(fields))):

@@ -128,11 +128,12 @@ from anyfleet.parts.schedule import (
     Synchronous,
     Tiers,
 )
-from anyfleet.parts.select import Everyone, Largest, Learned, Quota, Uniform
+from anyfleet.parts.select import Everyone, InOrder, Largest, Learned, Quota, Uniform
 from anyfleet.parts.train import (
     AdamW,
     Decaying,
     Fjord,
+    FrozenPrefix,
     Gradient,
     Inverse,
     Progressive,
@@ -183,12 +184,14 @@ __all__ = [
     "Floats",
     "FollowsSentFraction",
     "Frequency",
+    "FrozenPrefix",
     "Gradient",
     "HeldResults",
     "HoldAndFetch",
     "Hq",
     "Hyperparameters",
     "Ids",
+    "InOrder",
     "Ints",
     "Inverse",
     "JustInTime",

@@ -29,6 +29,7 @@ from anyfleet.tasks.partition import (
 )
 from anyfleet.tasks.specs import (
     Cifar10,
+    DigitsFive,
     Embedded,
     FashionMnist,
     Har,
@@ -52,6 +53,7 @@ __all__ = [
     "ClassCounts",
     "Contiguous",
     "Data",
+    "DigitsFive",
     "Dirichlet",
     "DirichletSizes",
     "Domains",

@@ -2,6 +2,7 @@
 
 import hashlib
 import platform
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -49,6 +50,15 @@ def image_data(images: Images, limit: int | None, seed: int) -> tuple[Data, Data
     return (
         Data(_standard(pixels, mean, deviation), _long(images.train_y[train])),
         Data(_standard(images.test_x[test], mean, deviation), _long(images.test_y[test])),
+    )
+
+
+def standardised(train: Data, test: Data) -> tuple[Data, Data]:
+    """Return images that are bytes, standardised by the colours of the training images."""
+    mean, deviation = _moments(train.x.numpy())
+    return (
+        replace(train, x=_standard(train.x.numpy(), mean, deviation)),
+        replace(test, x=_standard(test.x.numpy(), mean, deviation)),
     )
 
 

@@ -10,6 +10,7 @@ Pixels and sensor readings are standardised: minus the mean, divided by the devi
 channel over the loaded training samples. Scaling to [0, 1] first makes no difference.
 """
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -22,8 +23,9 @@ from anyfleet.tasks import zoo
 from anyfleet.tasks.augment import Augment
 from anyfleet.tasks.data import Data
 from anyfleet.tasks.data_loading import chosen_rows, fresh_model, image_data, sensor_data
+from anyfleet.tasks.digits import DOMAINS, digit_data
 from anyfleet.tasks.losses import Objectives
-from anyfleet.tasks.partition import ByOwner, Iid, Partition
+from anyfleet.tasks.partition import ByOwner, Domains, Iid, Partition
 from anyfleet.tasks.split import Split, number
 from anyfleet.tasks.synthetic import Generator
 from anyfleet.tasks.task import Task, pooled, task_of_rows
@@ -35,10 +37,12 @@ UCI_TEST_USERS = (2, 4, 9, 10, 12, 13, 18, 20, 24)
 _CNN_MNIST = Factory.of(zoo.cnn_mnist)
 _MCMAHAN = Factory.of(zoo.mcmahan_cnn)
 _CNN_CIFAR = Factory.of(zoo.cnn_cifar)
+_DIGITS_NET = Factory.of(zoo.digits_net)
 _HAR_CNN = Factory.of(zoo.har_cnn)
 _TRANSFORMER = Factory.of(zoo.Transformer)
 _LOGISTIC = Factory.of(zoo.logistic, features=60)
 _IID = Iid()
+_DOMAINS = Domains()
 _PEOPLE = ByOwner()
 _SPEAKERS = ByOwner(minimum=10)
 _GENERATOR = Generator()
@@ -140,6 +144,41 @@ class Cifar10(_Pictures):
 
     def build(self, seed: int) -> Task:
         return self._build(files.cifar10_images(), seed, "CIFAR-10")
+
+
+@checked
+@dataclass(frozen=True)
+class DigitsFive(_Divided):
+    """Digits of five domains, 3 x 28 x 28: MNIST from disk, and four stand-ins made from it.
+
+    A domain has 7,438 training and 2,000 test images, whatever the seed; no two share an image of
+    MNIST. `trained` says which domains have training data: "all", "tested", or names. `tested` is
+    the domain whose test images are the common test set, or "all".
+    """
+
+    model: Factory = _DIGITS_NET
+    devices: int = 10
+    partition: Partition = _DOMAINS
+    test_share: float = 0.0
+    server: int = 0
+    trained: tuple[str, ...] = ("all",)  # domains with training data; or "all", or "tested"
+    tested: str = "all"  # domain whose test images are the common test set
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = ("all", *DOMAINS)
+        if self.tested not in known:
+            raise ValueError(f'tested must be one of {_quoted(known)}; got "{self.tested}".')
+        known = ("all", "tested", *DOMAINS)
+        if not self.trained or not set(self.trained) <= set(known):
+            raise ValueError(f"trained must be some of {_quoted(known)}; got {self.trained}.")
+
+    def build(self, seed: int) -> Task:
+        train, test = digit_data(self.limit, _data_seed(self.split_seed, seed))
+        wanted = [self.tested if name == "tested" else name for name in self.trained]
+        train, test = _of_domains(train, wanted), _of_domains(test, [self.tested])
+        model, split = fresh_model(self.model, seed), self._split(seed)
+        return Task.of(model, train, test, split=split, name="DigitsFive with stand-ins")
 
 
 @checked
@@ -248,6 +287,18 @@ class Pooled:
 
     def build(self, seed: int) -> Task:
         return pooled(self.inner.build(seed))
+
+
+def _of_domains(data: Data, wanted: Collection[str]) -> Data:
+    """Return the rows of the domains that are wanted; "all" are all."""
+    if "all" in wanted or data.owners is None:
+        return data
+    numbers = torch.tensor([DOMAINS.index(name) for name in wanted])
+    return data.rows(torch.isin(data.owners, numbers).nonzero().squeeze(1))
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
 
 
 def _data_seed(split_seed: int | None, seed: int) -> int:

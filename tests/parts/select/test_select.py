@@ -16,7 +16,7 @@ from anyfleet.core.view import OrderStatus, OrderStatuses, View
 from anyfleet.errors import CompositionError
 from anyfleet.methods import fedavg
 from anyfleet.parts.schedule import Buffered, Deadline, HoldAndFetch, Surveyed, Synchronous
-from anyfleet.parts.select import Everyone, Largest, Learned, Quota, Uniform
+from anyfleet.parts.select import Everyone, InOrder, Largest, Learned, Quota, Uniform
 from anyfleet.runtime import Simulated
 from tests.helpers import small
 
@@ -266,3 +266,18 @@ def test_a_selection_says_when_it_asks_for_more_than_there_are(select: Select, t
     found = select.excess(devices)
     assert told in found
     assert bool(found) == bool(told)
+
+
+def test_devices_take_turns_and_those_that_are_not_free_are_passed_over() -> None:
+    view = seen(5, all_free)
+    turns = [
+        InOrder(2)(replace(view, round_index=turn), None, rng.root(turn, "any")).tolist()
+        for turn in range(6)
+    ]
+    assert turns == [[0, 1], [2, 3], [0, 4], [1, 2], [3, 4], [0, 1]]
+    some = seen(5, lambda devices: devices != 1)
+    assert InOrder(2)(some, None, rng.root(0, "any")).tolist() == [0]
+    assert InOrder(9)(view, None, rng.root(0, "any")).tolist() == [0, 1, 2, 3, 4]
+    assert "InOrder.count is 9" in InOrder(9).excess(view.devices)
+    with pytest.raises(ValueError, match=r"InOrder\.count must be at least 1"):
+        InOrder(0)

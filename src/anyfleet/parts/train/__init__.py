@@ -1,5 +1,6 @@
 """Local training: trainers, optimisers and learning rates."""
 
+from anyfleet.parts.train.frozen import FrozenPrefix
 from anyfleet.parts.train.gradient import Gradient
 from anyfleet.parts.train.learning_rates import Decaying, Inverse
 from anyfleet.parts.train.optimisers import AdamW, Sgd
@@ -10,6 +11,7 @@ __all__ = [
     "AdamW",
     "Decaying",
     "Fjord",
+    "FrozenPrefix",
     "Gradient",
     "Inverse",
     "Progressive",
