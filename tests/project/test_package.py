@@ -45,6 +45,7 @@ MODULES = [module_of(file) for file in FILES]
 # its own room and from every layer below, not from the other rooms of its layer.
 LAYERS = (
     ("cli",),
+    ("evidence",),
     ("study", "deployment"),
     ("device",),
     ("analysis experiment hardware store together",),

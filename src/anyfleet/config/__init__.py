@@ -16,7 +16,8 @@ allows; `[allow]` in a file only asks for that. See `anyfleet.names`.
 """
 
 from anyfleet.config.dumping import dump, to_toml, toml_value
+from anyfleet.config.extending import laid_over
 from anyfleet.config.loading import load
 from anyfleet.config.run_files import Source, override, read
 
-__all__ = ["Source", "dump", "load", "override", "read", "to_toml", "toml_value"]
+__all__ = ["Source", "dump", "laid_over", "load", "override", "read", "to_toml", "toml_value"]

@@ -197,3 +197,13 @@ def _files(given: _Given, path: str) -> Iterator[tuple[str, Path]]:
     if _is_table(given.value):
         for key, item in given.value.items():
             yield from _files(item, f"{path}.{key}" if path else key)
+
+
+def laid_over(under: Mapping[str, Any], *over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tables laid over one another, as files that extend one another are."""
+    nowhere = Path()
+    found = _given(dict(under), nowhere)
+    for table in over:
+        found = _laid(found, _given(dict(table), nowhere))
+    joined: dict[str, Any] = _plain(found)
+    return joined

@@ -1,0 +1,314 @@
+"""Items: one table or figure of a paper as a recipe, with the paper's own numbers and claims.
+
+An item has cases (rows of the table) and methods (its columns). Every case with every method is an
+experiment: the table `[run]`, over which that of the case and that of the method are laid, as
+files that extend one another are (`anyfleet.config.extending`). docs/evidence.md explains the file.
+"""
+
+import hashlib
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from anyfleet import config
+from anyfleet.errors import ConfigError, Problem
+from anyfleet.experiment import Experiment, from_source
+
+COSTS = ("rounds", "seconds", "joules", "bytes", "flops")  # spent until the target is reached
+SCORES = ("score", "best")  # of the last evaluation, and of all; "@0.5" at a width
+NOT_REACHED = "not reached"  # in place of a number: the target was not
+_WIDTH = re.compile(r"(score|best)(@(0?\.\d+|1(\.0)?))?")
+_OF_METHODS = ("cases", "quick")  # keys of a method that are not those of a run file
+
+Printed = Mapping[str, float | None]  # by method; None: the paper says that it was not reached
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much a paper ran: rounds, devices, and runs with different seeds."""
+
+    rounds: int
+    devices: int
+    seeds: int = 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of the table: what is different in it, its target, and what the paper prints."""
+
+    name: str
+    target: float | None = None  # score that costs are measured to
+    run: Mapping[str, Any] = field(default_factory=dict)
+    quick: Mapping[str, Any] = field(default_factory=dict)
+    paper: Mapping[str, Printed] = field(default_factory=dict)  # by measure
+    calculate: Mapping[str, Any] = field(default_factory=dict)  # parameters of a calculation
+
+
+@dataclass(frozen=True)
+class Column:
+    """A method of the table: what is different with it, and in which cases it is compared."""
+
+    name: str
+    run: Mapping[str, Any]
+    quick: Mapping[str, Any] = field(default_factory=dict)
+    cases: tuple[str, ...] | None = None  # None: all
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of a paper: one method is better than others by a measure, over some cases.
+
+    `gain` is what the paper says: a ratio of costs, or a difference of scores. Without it, it is
+    computed from the numbers that the paper prints; without these, only a direction is claimed.
+    """
+
+    text: str
+    better: str
+    than: tuple[str, ...]
+    by: str
+    cases: tuple[str, ...]
+    gain: float | None = None
+
+
+@dataclass(frozen=True)
+class Item:
+    """A table or figure of a paper that is to be reproduced."""
+
+    name: str  # document/item
+    title: str
+    where: str  # in the document
+    paper: Scale
+    seeds: int
+    measures: tuple[str, ...]
+    cases: Mapping[str, Case]
+    methods: Mapping[str, Column]
+    claims: tuple[Claim, ...] = ()
+    run: Mapping[str, Any] = field(default_factory=dict)
+    quick: Mapping[str, Any] = field(default_factory=dict)
+    baseline: str | None = None  # the method whose accuracy must match the paper's
+    choices: tuple[str, ...] = ()  # what the paper leaves open, and what was chosen
+    explains: str | None = None  # another item, of whose result this is an experiment
+    diagnostics: tuple[str, ...] = ()  # of rounds, which the result file keeps
+    note: str = ""
+    calculate: str = ""  # the calculation that stands in place of runs
+    tuning: Mapping[str, Any] = field(default_factory=dict)
+    home: Path | None = None  # the folder of its file
+
+    @property
+    def document(self) -> str:
+        """The document that the item is from."""
+        return self.name.partition("/")[0]
+
+    def pairs(self) -> Iterator[tuple[Case, Column]]:
+        """Yield every case with every method that it has."""
+        for case in self.cases.values():
+            for column in self.methods.values():
+                if column.cases is None or case.name in column.cases:
+                    yield case, column
+
+    def source(
+        self,
+        case: Case,
+        column: Column,
+        *,
+        quick: bool = False,
+        over: Mapping[str, Any] | None = None,
+    ) -> config.Source:
+        """Return the run file of a case with a method; `over` is laid over everything."""
+        smaller = (self.quick, case.quick, column.quick) if quick else ()
+        data = config.laid_over(self.run, case.run, column.run, *smaller, over or {})
+        return config.Source(data, folder=self.home)
+
+    def experiments(self, *, quick: bool = False) -> dict[tuple[str, str], Experiment]:
+        """Return the experiment of every case with every method.
+
+        Raise ConfigError with the problems of all of them at once.
+        """
+        found: dict[tuple[str, str], Experiment] = {}
+        problems: list[Problem] = []
+        for case, column in self.pairs() if not self.calculate else ():
+            try:
+                found[case.name, column.name] = from_source(self.source(case, column, quick=quick))
+            except ConfigError as error:
+                where = f"{self.name}: {case.name}, {column.name}"
+                problems += [
+                    Problem(f"{where}: {each.path}", each.message) for each in error.problems
+                ]
+        if problems:
+            raise ConfigError(problems)
+        return found
+
+
+def digest(experiment: Experiment) -> str:
+    """Return a short text that is the same for equal experiments, whatever seed and machine."""
+    data = config.dump(replace(experiment, seed=0, engine="auto", device="auto"), complete=True)
+    return hashlib.sha256(msgspec.json.encode(data, order="sorted")).hexdigest()[:16]
+
+
+def is_cost(measure: str) -> bool:
+    """Return whether a measure is an amount, of which less is better."""
+    return measure in COSTS
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+_Table = dict[str, Any]
+
+
+class _Scale(msgspec.Struct, forbid_unknown_fields=True):
+    rounds: _Count
+    devices: _Count
+    seeds: _Count = 1
+
+
+class _Case(msgspec.Struct, forbid_unknown_fields=True):
+    target: float | None = None
+    run: _Table = {}
+    quick: _Table = {}
+    paper: dict[str, dict[str, float | str]] = {}
+    calculate: _Table = {}
+
+
+class _Claim(msgspec.Struct, forbid_unknown_fields=True):
+    text: str
+    better: str
+    than: Annotated[list[str], msgspec.Meta(min_length=1)]
+    by: str
+    cases: list[str] | None = None
+    gain: float | None = None
+
+
+class _Item(msgspec.Struct, forbid_unknown_fields=True):
+    title: str
+    where: str
+    paper: _Scale
+    measures: Annotated[list[str], msgspec.Meta(min_length=1)]
+    cases: Annotated[dict[str, _Case], msgspec.Meta(min_length=1)]
+    methods: Annotated[dict[str, _Table], msgspec.Meta(min_length=1)]
+    seeds: _Count = 1
+    claims: list[_Claim] = []
+    run: _Table = {}
+    quick: _Table = {}
+    baseline: str | None = None
+    choices: list[str] = []
+    explains: str | None = None
+    diagnostics: list[str] = []
+    note: str = ""
+    calculate: str = ""
+    tuning: _Table = {}
+
+
+def read_item(file: Path) -> Item:
+    """Return the item in a file; raise ConfigError with all that is wrong with it.
+
+    Its experiments are not made yet: see `Item.experiments`.
+    """
+    try:
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+        found = msgspec.convert(data, _Item)
+    except OSError as error:
+        raise ConfigError([Problem(str(file), f"cannot be read: {error.strerror}.")]) from error
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
+        raise ConfigError([Problem(str(file), f"is not an item: {error}.")]) from error
+    problems = [*_problems(found)]
+    if problems:
+        raise ConfigError([Problem(f"{file}: {each.path}", each.message) for each in problems])
+    return _item(found, file)
+
+
+def _item(found: _Item, file: Path) -> Item:
+    names = tuple(found.cases)
+    return Item(
+        name=f"{file.parent.name}/{file.stem}",
+        title=found.title,
+        where=found.where,
+        paper=Scale(found.paper.rounds, found.paper.devices, found.paper.seeds),
+        seeds=found.seeds,
+        measures=tuple(found.measures),
+        cases={name: _case(name, case) for name, case in found.cases.items()},
+        methods={name: _column(name, table) for name, table in found.methods.items()},
+        claims=tuple(_claim(claim, names) for claim in found.claims),
+        run=found.run,
+        quick=found.quick,
+        baseline=found.baseline,
+        choices=tuple(found.choices),
+        explains=found.explains,
+        diagnostics=tuple(found.diagnostics),
+        note=found.note,
+        calculate=found.calculate,
+        tuning=found.tuning,
+        home=file.resolve().parent,
+    )
+
+
+def _case(name: str, case: _Case) -> Case:
+    paper = {
+        measure: {
+            method: value if isinstance(value, float) else None for method, value in row.items()
+        }
+        for measure, row in case.paper.items()
+    }
+    return Case(name, case.target, case.run, case.quick, paper, case.calculate)
+
+
+def _column(name: str, table: _Table) -> Column:
+    run = {key: value for key, value in table.items() if key not in _OF_METHODS}
+    cases = table.get("cases")
+    return Column(name, run, table.get("quick", {}), None if cases is None else tuple(cases))
+
+
+def _claim(claim: _Claim, cases: tuple[str, ...]) -> Claim:
+    chosen = cases if claim.cases is None else tuple(claim.cases)
+    return Claim(claim.text, claim.better, tuple(claim.than), claim.by, chosen, claim.gain)
+
+
+def _problems(item: _Item) -> Iterator[Problem]:
+    """Yield all that does not fit together in an item."""
+    computed = bool(item.calculate)
+    for measure in item.measures:
+        yield from _of_measure("measures", measure, computed=computed)
+    if item.baseline is not None and item.baseline not in item.methods:
+        yield Problem("baseline", f"{item.baseline!r} is none of the methods.")
+    for name, table in item.methods.items():
+        wrong = [each for each in table.get("cases", ()) if each not in item.cases]
+        yield from (
+            Problem(f"methods.{name}.cases", f"there is no case {each!r}.") for each in wrong
+        )
+        if not computed and "method" not in table and "method" not in item.run:
+            yield Problem(f"methods.{name}", "has no `method`.")
+    costs = [each for each in item.measures if is_cost(each)]
+    for name, case in item.cases.items():
+        if costs and case.target is None and not computed:
+            yield Problem(f"cases.{name}", f"needs a `target`, because {costs[0]} is a measure.")
+        for measure, row in case.paper.items():
+            where = f"cases.{name}.paper.{measure}"
+            yield from _of_measure(where, measure, computed=computed)
+            for method, value in row.items():
+                if method not in item.methods:
+                    yield Problem(where, f"{method!r} is none of the methods.")
+                if isinstance(value, str) and value != NOT_REACHED:
+                    yield Problem(where, f"must be a number or {NOT_REACHED!r}, got {value!r}.")
+                elif isinstance(value, float) and not math.isfinite(value):
+                    yield Problem(where, f"must be finite, got {value}.")
+    for number, claim in enumerate(item.claims):
+        where = f"claims[{number}]"
+        yield from _of_measure(where, claim.by, computed=computed)
+        for method in (claim.better, *claim.than):
+            if method not in item.methods:
+                yield Problem(where, f"{method!r} is none of the methods.")
+        for case in claim.cases or ():
+            if case not in item.cases:
+                yield Problem(where, f"there is no case {case!r}.")
+
+
+def _of_measure(where: str, measure: str, *, computed: bool) -> Iterator[Problem]:
+    if not computed and not is_cost(measure) and not _WIDTH.fullmatch(measure):
+        known = ", ".join((*COSTS, *SCORES))
+        yield Problem(where, f"{measure!r} is no measure; there are {known}, and best@0.5.")
