@@ -445,6 +445,57 @@ def sweep(  # noqa: PLR0913 - its options
 
 
 @app.command()
+def reproduce(
+    item: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ITEM",
+            help="A table or figure of a document, such as thesis/table_3_1.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    list_: Annotated[
+        bool, typer.Option("--list", help="Show all items, what each takes, where it stands.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Play small runs for a look; write no result file.")
+    ] = False,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Runs of each cell.", show_default="as the item says; quick: 2"),
+    ] = None,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(help="Play only this case; repeat for more.", show_default="all"),
+    ] = None,
+    out: StudyOut = None,
+    threads: Threads = 1,
+    jobs: Jobs = "auto",
+    device: Device = None,
+    engine: Engine = None,
+    json: Json = False,
+) -> None:
+    """Run a table or figure of a document, and set our numbers beside the document's.
+
+    All runs are one study that can be stopped and gone on with by the same command. What comes of
+    it is written into evidence/, from which docs/evidence.md is made. It is run in a copy of the
+    project; data sets are read as `anyfleet run` reads them.
+    """
+    if list_ == (item is not None):
+        raise typer.BadParameter("name one ITEM, or ask for the --list of all.")
+    with importing():
+        from anyfleet.cli.reproduce import Asked, list_items, reproduce_item
+        from anyfleet.cli.study import Manner, jobs_of
+
+    if item is None:
+        list_items()
+        return
+    asked = Asked(seeds, tuple(case or ()), quick, threads, device, engine)
+    reproduce_item(item, asked, Manner(out, jobs_of(jobs), json))
+
+
+@app.command()
 def methods(
     name: Annotated[
         str | None, typer.Argument(help="A method to show in full.", show_default=False)

@@ -303,9 +303,9 @@ def _problems(item: _Item) -> Iterator[Problem]:
         for method in (claim.better, *claim.than):
             if method not in item.methods:
                 yield Problem(where, f"{method!r} is none of the methods.")
-        for case in claim.cases or ():
-            if case not in item.cases:
-                yield Problem(where, f"there is no case {case!r}.")
+        for name in claim.cases or ():
+            if name not in item.cases:
+                yield Problem(where, f"there is no case {name!r}.")
 
 
 def _of_measure(where: str, measure: str, *, computed: bool) -> Iterator[Problem]:

@@ -1,0 +1,123 @@
+"""`anyfleet reproduce`: play the runs of an item, and set its numbers beside the document's."""
+
+import shlex
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.markdown import Markdown
+from rich.table import Table
+
+from anyfleet.cli.run import RUNS
+from anyfleet.cli.screen import console, errors, show
+from anyfleet.cli.study import Manner, conclude, opened, play
+from anyfleet.evidence.items import Item
+from anyfleet.evidence.library import Library
+from anyfleet.evidence.measured import found
+from anyfleet.evidence.pages import Standing, item_page, standing_of
+from anyfleet.evidence.reproducing import Extent, Reproduction, reproduction, results_of
+from anyfleet.evidence.results import Results, write_results
+from anyfleet.evidence.verdicts import verdicts
+from anyfleet.study.state_file import holds_study
+
+_QUICK_SEEDS = 2
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a command asks for: how much of an item, by which means, told how."""
+
+    seeds: int | None = None
+    cases: tuple[str, ...] = ()
+    quick: bool = False
+    threads: int = 1
+    device: str | None = None
+    engine: str | None = None
+
+    def extent(self, item: Item) -> Extent:
+        """Return how much of an item is run."""
+        usual = _QUICK_SEEDS if self.quick else item.seeds
+        return Extent(usual if self.seeds is None else self.seeds, self.cases, self.quick)
+
+    def over(self) -> dict[str, Any]:
+        """Return what changes every run file accordingly."""
+        found: dict[str, Any] = {}
+        if self.device is not None:
+            found["device"] = self.device
+        if self.engine is not None:
+            found["engine"] = {"use": self.engine} if self.engine != "auto" else "auto"
+        return found
+
+
+def reproduce_item(name: str, asked: Asked, manner: Manner) -> None:
+    """Play what is left of an item, write its result file unless it was quick, and tell it."""
+    library = Library()
+    item = library.item(name)
+    if item.calculate:
+        console().print(Markdown(item_page(standing_of(item, None))))
+        return
+    asked_for = reproduction(item, asked.extent(item), threads=asked.threads, over=asked.over())
+    out = manner.out or _folder(asked_for, quick=asked.quick)
+    began = time.monotonic()
+    if holds_study(out):
+        show(errors(), f"Going on in {out}.")
+    with opened(asked_for.study, Manner(out, manner.jobs, manner.json, manner.terms)) as study:
+        outcome = play(study)
+        minutes = (time.monotonic() - began) / 60
+        command = shlex.join(["anyfleet", *sys.argv[1:]])
+        results = results_of(asked_for, outcome.runs, minutes=minutes, command=command)
+        if outcome.finished:
+            tell(library, item, asked_for, results, quick=asked.quick)
+        conclude(study, outcome)
+
+
+def tell(
+    library: Library, item: Item, asked_for: Reproduction, results: Results, *, quick: bool
+) -> None:
+    """Write the result file, and show the page of the item."""
+    if quick:
+        experiments = {
+            key: asked_for.study.cells[name].experiment for key, name in asked_for.names.items()
+        }
+        there = found(item, results, experiments)
+        standing = Standing(item, results, there, verdicts(item, there))
+    else:
+        before = library.results(item.name)
+        joined = results if before is None else before.joined(results)
+        write_results(library.result_file(item.name), joined)
+        standing = standing_of(item, joined)
+    console().print(Markdown(item_page(standing)))
+    if quick:
+        show(console(), "A quick look: small data, few rounds. No result file was written.")
+    else:
+        show(console(), f"Results: {library.result_file(item.name)}")
+
+
+def _folder(asked_for: Reproduction, *, quick: bool) -> Path:
+    """Return the folder of the study, which is the same whenever the same runs are asked for."""
+    name = asked_for.item.name.replace("/", "_")
+    return RUNS / f"{name}{'_quick' if quick else ''}_{asked_for.identity}"
+
+
+def list_items() -> None:
+    """Show all items: what each takes, and where it stands."""
+    library = Library()
+    names = library.names()
+    if not names:
+        told = "there are no items here: run this in a copy of the project (recipes/)."
+        raise typer.BadParameter(told, param_hint="--list")
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for head in ("item", "where", "runs", "rounds", "stands"):
+        table.add_column(head, overflow="fold")
+    for name in names:
+        item = library.item(name)
+        standing = standing_of(item, library.results(name))
+        cells = {} if item.calculate else item.experiments()
+        rounds = sorted({experiment.rounds for experiment in cells.values()})
+        told = "–" if not rounds else "–".join(dict.fromkeys(map(str, (rounds[0], rounds[-1]))))
+        runs = str(len(cells) * item.seeds) if cells else "–"
+        table.add_row(name, item.where, runs, told, standing.state)
+    console().print(table)

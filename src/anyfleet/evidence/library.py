@@ -1,0 +1,59 @@
+"""The library of items: where recipes and result files lie in a copy of the project."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from anyfleet.errors import ConfigError, Problem
+from anyfleet.evidence.items import Item, read_item
+from anyfleet.evidence.results import Results, read_results
+
+DOCUMENTS = ("fedpmt", "whale", "fedrescue", "anycost", "thesis", "comparison")
+
+
+@dataclass(frozen=True)
+class Library:
+    """The items and result files below a folder, the root of a copy of the project."""
+
+    root: Path = Path()
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all items, document by document."""
+        return tuple(
+            f"{document}/{file.stem}"
+            for document in DOCUMENTS
+            for file in sorted((self.root / "recipes" / document).glob("*.toml"))
+        )
+
+    def item(self, name: str) -> Item:
+        """Return an item; raise ConfigError if there is none, or if it is wrong."""
+        file = self.root / "recipes" / f"{name}.toml"
+        if name not in self.names():
+            known = ", ".join(self.names())
+            told = (
+                f"there is no such item here; there are {known}."
+                if known
+                else "there are no items here: run this in a copy of the project (recipes/)."
+            )
+            raise ConfigError([Problem(name, told)])
+        return read_item(file)
+
+    def items(self) -> tuple[Item, ...]:
+        """Return all items; raise ConfigError with the problems of all."""
+        found: list[Item] = []
+        problems: list[Problem] = []
+        for name in self.names():
+            try:
+                found.append(self.item(name))
+            except ConfigError as error:
+                problems += error.problems
+        if problems:
+            raise ConfigError(problems)
+        return tuple(found)
+
+    def result_file(self, name: str) -> Path:
+        """Return where the result file of an item lies."""
+        return self.root / "evidence" / f"{name}.json.gz"
+
+    def results(self, name: str) -> Results | None:
+        """Return the results of an item, None if it was never run."""
+        return read_results(self.result_file(name))

@@ -1,0 +1,298 @@
+"""Pages: an item with the paper's numbers beside ours, and the list of all verdicts.
+
+Pages follow from recipes and result files alone: nobody types a number into them.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from anyfleet.analysis.intervals import estimate
+from anyfleet.analysis.units import quantity
+from anyfleet.evidence.calculations import calculated
+from anyfleet.evidence.items import Case, Item, is_cost
+from anyfleet.evidence.measured import Amount, Found, amounts, found
+from anyfleet.evidence.results import Results
+from anyfleet.evidence.verdicts import RULE, Gain, Verdict, exactly, verdicts
+
+_UNITS: Mapping[str, str] = {"seconds": "s", "joules": "J", "bytes": "B", "flops": "FLOP"}
+_NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """An item with what was found of it."""
+
+    item: Item
+    results: Results | None
+    there: Found
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def state(self) -> str:
+        """Where the item stands, in a few words."""
+        if self.item.calculate:
+            return _calculated_state(self.item)
+        if self.there.stale:
+            return f"stale ({len(self.there.stale)} cells)"
+        if not self.there.cells:
+            return "not run"
+        words = [verdict.word for verdict in self.verdicts]
+        counts = {word: words.count(word) for word in dict.fromkeys(words)}
+        told = ", ".join(f"{count} {word}" for word, count in counts.items()) or "run"
+        whole = len(self.there.cells) + len(self.there.missing)
+        part = f"; {len(self.there.cells)} of {whole} cells" if self.there.missing else ""
+        return f"{told}{part}"
+
+
+def standing_of(item: Item, results: Results | None) -> Standing:
+    """Return where an item stands."""
+    there = found(item, results)
+    return Standing(item, results, there, verdicts(item, there))
+
+
+# --- one item -------------------------------------------------------------------------------------
+
+
+def item_page(standing: Standing, experiments: Sequence[Standing] = ()) -> str:
+    """Return the page of an item in Markdown; `experiments` are those that explain it."""
+    return "\n".join(_item_lines(standing, experiments)) + "\n"
+
+
+def _item_lines(standing: Standing, experiments: Sequence[Standing]) -> Iterator[str]:
+    item = standing.item
+    yield f"# {item.document}, {item.where}: {item.title}"
+    yield ""
+    yield from _scale(standing)
+    yield ""
+    yield f"`anyfleet reproduce {item.name}`"
+    if item.note:
+        yield from ("", item.note)
+    yield from _tables(standing)
+    yield from _claims(standing)
+    if item.choices:
+        yield from ("", "## What the document leaves open", "")
+        yield from (f"- {choice}" for choice in item.choices)
+    for each in experiments:
+        yield from ("", f"## Experiment: {each.item.title}", "")
+        yield f"[{each.item.name}]({each.item.name.partition('/')[2]}.md): {each.state}."
+        yield from _claims(each, head=False)
+
+
+def _scale(standing: Standing) -> Iterator[str]:
+    """Yield the scale of the paper, and the one at which the item was run."""
+    item, cells = standing.item, list(standing.there.cells.values())
+    if item.calculate:
+        yield "Calculated, not run."
+        return
+    paper = item.paper
+    yield (
+        f"The document's scale: {_count(paper.rounds, 'round')}, "
+        f"{_count(paper.devices, 'device')}, {_count(paper.seeds, 'run')}."
+    )
+    if not cells:
+        yield f"Ours: {standing.state}."
+        return
+    seeds = sorted({len(cell.runs) for cell in cells})
+    told = (
+        f"{_range(sorted({cell.rounds for cell in cells}))} rounds, "
+        f"{_range(sorted({cell.devices for cell in cells}))} devices, {_range(seeds)} seeds"
+    )
+    machines = "; ".join(dict.fromkeys(cell.machine for cell in cells))
+    dates = ", ".join(dict.fromkeys(cell.date for cell in cells))
+    commits = ", ".join(dict.fromkeys(cell.commit or "unknown" for cell in cells))
+    minutes = math.fsum(cell.minutes for cell in cells)
+    yield f"Ours: {told}; {machines}; {dates}; commit {commits}; {minutes:.1f} minutes."
+    if standing.there.stale or standing.there.missing:
+        yield f"Not everything was run: {standing.state}."
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _range(numbers: Sequence[int]) -> str:
+    return f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+
+
+def _tables(standing: Standing) -> Iterator[str]:
+    """Yield a table for each measure: the document's number, then ours with its interval."""
+    item = standing.item
+    ours = calculated(item) if item.calculate else None
+    for measure in item.measures:
+        columns = list(item.methods)
+        yield from ("", f"## {_headline(measure)}", "")
+        yield f"| case | {' | '.join(columns)} |"
+        yield "|---|" + "---|" * len(columns)
+        for case in item.cases.values():
+            row = [
+                _calculated_entry(case, name, measure, ours)
+                if ours is not None
+                else _entry(standing, case, name, measure)
+                for name in columns
+            ]
+            yield f"| {_case(case, measure)} | {' | '.join(row)} |"
+    yield ""
+    yield "The document's number stands first, ours after it in bold, ± half of its 95 % interval."
+
+
+def _case(case: Case, measure: str) -> str:
+    target = case.target is not None and is_cost(measure)
+    return f"{case.name} (to {100 * case.target:g} %)" if target and case.target else case.name
+
+
+def _headline(measure: str) -> str:
+    kind, _, width = measure.partition("@")
+    names = {
+        "rounds": "Rounds to the target",
+        "seconds": "Simulated time to the target",
+        "joules": "Energy to the target",
+        "bytes": "Bytes to the target",
+        "flops": "Operations to the target",
+        "score": "Final accuracy",
+        "best": "Best accuracy",
+        "operations": "Operations of a step",
+    }
+    return names.get(kind, kind) + (f" at width {width}" if width else "")
+
+
+def _entry(standing: Standing, case: Case, method: str, measure: str) -> str:
+    row = case.paper.get(measure, {})
+    printed = _NOTHING
+    if method in row:
+        value = row[method]
+        printed = "not reached" if value is None else _told(measure, value)
+    cell = standing.there.cells.get((case.name, method))
+    if cell is None:
+        if (case.name, method) in standing.there.stale:
+            return f"{printed} / stale"
+        known = method in standing.item.methods and (case.name, method) in standing.there.missing
+        return f"{printed} / not run" if known else (printed if method in row else _NOTHING)
+    return f"{printed} / **{_ours(amounts(case, cell, measure), measure)}**"
+
+
+def _ours(values: Mapping[int, Amount], measure: str) -> str:
+    if not values:
+        return "not measured"
+    missed = [each for each in values.values() if not each.reached]
+    if len(missed) == len(values):
+        return "not reached"
+    mean = estimate([each.value for each in values.values()])
+    margin = "" if math.isnan(mean.margin) else f" ± {_told(measure, mean.margin)}"
+    least = f", {len(missed)} of {len(values)} not reached" if missed else ""
+    return f"{'≥ ' if missed else ''}{_told(measure, mean.mean)}{margin}{least}"
+
+
+def _told(measure: str, value: float) -> str:
+    if measure in _UNITS:
+        return quantity(value, _UNITS[measure])
+    if measure == "rounds":
+        return f"{value:.4g}"
+    return f"{value:,.0f}" if measure == "operations" else f"{100 * value:.2f} %"
+
+
+def _claims(standing: Standing, *, head: bool = True) -> Iterator[str]:
+    if not standing.verdicts:
+        return
+    if head:
+        yield from ("", "## Claims and verdicts")
+    yield ""
+    yield "| claim | against | by | the document's gain | ours (95 % interval) | verdict |"
+    yield "|---|---|---|---|---|---|"
+    for verdict in standing.verdicts:
+        claim = verdict.claim
+        claimed = "direction only" if verdict.claimed is None else _size(verdict.claimed, claim.by)
+        ours = _NOTHING if verdict.gain is None else _interval(verdict.gain)
+        by = _headline(claim.by).lower()
+        word = f"**{verdict.word}**: {verdict.why}"
+        yield f"| {claim.text} | {verdict.other} | {by} | {claimed} | {ours} | {word} |"
+
+
+def _size(gain: float, by: str) -> str:
+    return f"× {gain:.3g}" if is_cost(by) else f"{100 * gain:+.2f} points"
+
+
+def _interval(gain: Gain) -> str:
+    scale, form = (1.0, ".3g") if gain.ratio else (100.0, "+.2f")
+    mean, low, high = (format(scale * each, form) for each in (gain.mean, gain.low, gain.high))
+    unit = "" if gain.ratio else " points"
+    known = not math.isnan(gain.low)
+    return f"{'× ' if gain.ratio else ''}{mean}{unit}" + (f" ({low} to {high})" if known else "")
+
+
+# --- calculated items -----------------------------------------------------------------------------
+
+
+def _calculated_entry(
+    case: Case, method: str, measure: str, ours: Mapping[tuple[str, str], float]
+) -> str:
+    printed = case.paper.get(measure, {}).get(method)
+    value = ours.get((case.name, method))
+    if printed is None and value is None:
+        return _NOTHING
+    told = _NOTHING if printed is None else _told(measure, printed)
+    return told if value is None else f"{told} / **{_told(measure, value)}**"
+
+
+def _calculated_state(item: Item) -> str:
+    ours = calculated(item)
+    rows = [
+        (printed, ours.get((case.name, method)))
+        for case in item.cases.values()
+        for row in case.paper.values()
+        for method, printed in row.items()
+        if printed is not None
+    ]
+    equal = [value for printed, value in rows if value is not None and exactly(value, printed)]
+    if len(equal) == len(rows):
+        return f"reproduced exactly: {len(rows)} numbers"
+    return f"not reproduced: {len(rows) - len(equal)} of {len(rows)} numbers differ"
+
+
+# --- all items ------------------------------------------------------------------------------------
+
+_HEAD = f"""\
+# Evidence
+
+What the documents claim, and what came of it in our runs. This page and those that it leads to are
+written by `python -m tools.pages` from the recipes (`recipes/DOCUMENT/ITEM.toml`) and from the
+result files that `anyfleet reproduce` writes (`evidence/`): nobody types a number into them.
+
+    anyfleet reproduce --list                   # all items, what each takes, and where it stands
+    anyfleet reproduce thesis/table_3_1         # play what is missing, and write the result file
+    anyfleet reproduce thesis/table_3_1 --quick # a look in seconds; nothing is written
+
+## The rule
+
+{RULE}"""
+
+
+def evidence_page(standings: Sequence[Standing]) -> str:
+    """Return the page that collects the verdicts of all items."""
+    return "\n".join((_HEAD, *_collected(standings))) + "\n"
+
+
+def _collected(standings: Sequence[Standing]) -> Iterator[str]:
+    yield "## Verdicts"
+    documents = dict.fromkeys(each.item.document for each in standings)
+    for document in documents:
+        own = [each for each in standings if each.item.document == document]
+        yield from ("", f"### {document}", "")
+        yield "| item | claim | against | the document's gain | ours (95 % interval) | verdict |"
+        yield "|---|---|---|---|---|---|"
+        for each in own:
+            yield from _rows(each)
+
+
+def _rows(standing: Standing) -> Iterator[str]:
+    item = standing.item
+    link = f"[{item.where}](evidence/{item.name}.md)"
+    if item.explains:
+        link = f"[experiment on {item.explains.partition('/')[2]}](evidence/{item.name}.md)"
+    if not standing.verdicts:
+        yield f"| {link} | {item.title} | | | | {standing.state} |"
+    for verdict in standing.verdicts:
+        claim = verdict.claim
+        claimed = "direction only" if verdict.claimed is None else _size(verdict.claimed, claim.by)
+        ours = _NOTHING if verdict.gain is None else _interval(verdict.gain)
+        yield f"| {link} | {claim.text} | {verdict.other} | {claimed} | {ours} | {verdict.word} |"

@@ -1,0 +1,162 @@
+"""Reproducing an item: its experiments as one study, and the results of the study."""
+
+import hashlib
+import platform
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from os import environ
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anyfleet import config
+from anyfleet.analysis.comparison import Goal
+from anyfleet.analysis.summaries import Runs
+from anyfleet.errors import ConfigError, Problem
+from anyfleet.evidence.items import Item, digest
+from anyfleet.evidence.measured import Key, label
+from anyfleet.evidence.results import CellResult, Results, series
+from anyfleet.experiment import Experiment, from_source
+from anyfleet.runtime.simulated.engines import cores
+from anyfleet.study import Cell, Study
+
+COMMIT = "ANYFLEET_COMMIT"  # environment variable for copies of the project without its history
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much of an item is run: which cases, with how many seeds, and whether only for a look."""
+
+    seeds: int
+    cases: tuple[str, ...] = ()  # none: all
+    quick: bool = False
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """An item as a study; equal experiments of several cases are played once."""
+
+    item: Item
+    study: Study
+    names: Mapping[Key, str]  # of the cell of the study that each case with each method is
+
+    @property
+    def identity(self) -> str:
+        """A short text that is the same for equal studies."""
+        parts = [f"{digest(cell.experiment)} {cell.seeds}" for cell in self.study.cells.values()]
+        return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()[:8]
+
+
+def reproduction(
+    item: Item, extent: Extent, *, threads: int = 1, over: Mapping[str, Any] | None = None
+) -> Reproduction:
+    """Return an item as a study; `over` names an engine and a device of torch.
+
+    Raise ConfigError with all that is wrong with its experiments, and for cases that it lacks.
+    """
+    unknown = [name for name in extent.cases if name not in item.cases]
+    if unknown:
+        known = "; ".join(item.cases)
+        raise ConfigError(
+            [Problem("--case", f"there is no {name!r}; there are {known}.") for name in unknown]
+        )
+    cells: dict[str, Cell] = {}
+    names: dict[Key, str] = {}
+    known_as: dict[str, str] = {}  # names by digest
+    problems: list[Problem] = []
+    for case, column in item.pairs():
+        if extent.cases and case.name not in extent.cases:
+            continue
+        name = label(case, column)
+        try:
+            experiment = from_source(item.source(case, column, quick=extent.quick, over=over))
+        except ConfigError as error:
+            problems += [Problem(f"{name}: {each.path}", each.message) for each in error.problems]
+            continue
+        same = known_as.setdefault(digest(experiment), name)
+        names[case.name, column.name] = same
+        if same == name:
+            cells[name] = _cell(experiment, extent.seeds, item.home)
+    if problems:
+        raise ConfigError(problems)
+    return Reproduction(item, Study(cells, "reproduce", threads, Goal()), names)
+
+
+def _cell(experiment: Experiment, count: int, home: Path | None) -> Cell:
+    first = experiment.seed
+    open_ = tuple(
+        key
+        for key, value in (("engine", experiment.engine), ("device", experiment.device))
+        if value == "auto"
+    )
+    return Cell(experiment, tuple(range(first, first + count)), (), home, open_)
+
+
+def results_of(found: Reproduction, runs: Runs, *, minutes: float, command: str) -> Results:
+    """Return the results of a study; cells without a finished run are left out."""
+    finished = sum(map(len, runs.values()))
+    cells: dict[str, CellResult] = {}
+    for (case, method), name in found.names.items():
+        cell, done = found.study.cells[name], runs.get(name, {})
+        key = digest(cell.experiment)
+        if not done or key in cells:
+            continue
+        cells[key] = CellResult(
+            digest=key,
+            case=case,
+            method=method,
+            rounds=cell.experiment.rounds,
+            devices=_devices(cell.experiment),
+            machine=machine(cell.experiment.device),
+            date=f"{datetime.now(UTC):%Y-%m-%d}",
+            commit=commit(found.item.home),
+            minutes=round(minutes * len(done) / finished, 2),
+            runs={seed: series(records, found.item.diagnostics) for seed, records in done.items()},
+        )
+    return Results(found.item.name, cells=cells, command=command)
+
+
+def _devices(experiment: Experiment) -> int:
+    """Return how many devices a task has, as its description says."""
+    data = config.dump(experiment.task, complete=True)
+    return int(_number(data) or 0)
+
+
+def _number(data: Any) -> int | None:
+    """Return the number of devices in the plain data of a task, or in a part of it."""
+    if not isinstance(data, Mapping):
+        return None
+    if isinstance(data.get("devices"), int):
+        return int(data["devices"])
+    found = (_number(value) for value in data.values())
+    return next((each for each in found if each is not None), None)
+
+
+def machine(device: str) -> str:
+    """Return on what runs were carried out, as people say it."""
+    on = f"{cores()} cores, {platform.machine()}"
+    if device.startswith("cuda") and torch.cuda.is_available():
+        return f"{torch.cuda.get_device_name()}, {on}"
+    return on
+
+
+def commit(folder: Path | None) -> str:
+    """Return the commit of the project's copy, "+" after it if files differ; "" if nobody knows."""
+    if told := environ.get(COMMIT):
+        return told
+    head = _git(folder, "rev-parse", "--short", "HEAD")
+    changed = head and _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return f"{head}+" if changed else head
+
+
+def _git(folder: Path | None, *words: str) -> str:
+    """Return what git says in a folder; "" if it is not there, or if the folder has no history."""
+    command = ("git", "-C", str(folder or "."), *words)
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603 - our own words
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return found.stdout.strip()

@@ -1,0 +1,147 @@
+"""Result files: what came of the runs of an item, with where and how each was run.
+
+A result file is compressed JSON. It holds a cell for every experiment of the item that was run, by
+the digest of its configuration: a cell whose digest no longer fits the recipe is stale, and is kept
+until the item is run again.
+"""
+
+import gzip
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from anyfleet.analysis.metric import Metric
+from anyfleet.errors import StoreError
+from anyfleet.experiment import RoundRecord
+from anyfleet.store.disk import write
+
+FORMAT = 1
+_DIGITS = 6  # significant ones of every number
+
+
+class Series(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A run at its evaluations: the round after which each took place, scores, and what was spent.
+
+    Amounts count from the start of the run. `scores` are by width ("1", "0.5"), and "" is the score
+    by which the run is measured. `diagnostics` are those that the item asks for, by round.
+    """
+
+    rounds: tuple[int, ...]
+    scores: dict[str, tuple[float | None, ...]]
+    seconds: tuple[float, ...]
+    joules: tuple[float, ...]
+    bytes: tuple[float, ...]
+    flops: tuple[float, ...]
+    metric: str = "accuracy"
+    length: float = 0.0  # simulated seconds of the whole run
+    diagnostics: dict[str, tuple[Any, ...]] = {}
+
+    def values(self, width: str = "") -> tuple[float, ...]:
+        """Return the scores at a width, NaN where there is none."""
+        return tuple(float("nan") if each is None else each for each in self.scores[width])
+
+
+class CellResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What came of one experiment: a series for each seed, and where it was run."""
+
+    digest: str
+    case: str
+    method: str
+    rounds: int
+    devices: int
+    machine: str
+    date: str
+    commit: str
+    minutes: float  # of wall time, of all of its seeds
+    runs: dict[int, Series]
+
+
+class Results(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The content of a result file."""
+
+    item: str
+    format: int = FORMAT
+    cells: dict[str, CellResult] = {}  # by digest
+    values: dict[str, dict[str, dict[str, float]]] = {}  # calculated: measure, case, method
+    command: str = ""
+
+    def joined(self, other: "Results") -> "Results":
+        """Return these results with others of the same item, whose cells replace equal ones."""
+        stale = {(cell.case, cell.method) for cell in other.cells.values()}
+        kept = {
+            key: cell for key, cell in self.cells.items() if (cell.case, cell.method) not in stale
+        }
+        return msgspec.structs.replace(other, cells={**kept, **other.cells})
+
+
+def series(records: Sequence[RoundRecord], diagnostics: Sequence[str] = ()) -> Series:
+    """Return a run at its evaluations."""
+    told = [record for record in records if record.evaluated()]
+    widths = dict.fromkeys(f"{width:g}" for record in told for width in record.widths)
+    scores = {"": tuple(_rounded(record.score) for record in told)}
+    for width in widths:
+        scores[width] = tuple(_rounded(record.at(float(width))) for record in told)
+    return Series(
+        rounds=tuple(record.round_index + 1 for record in told),
+        scores=scores,
+        seconds=tuple(_short(record.time) for record in told),
+        joules=tuple(_short(record.joules) for record in told),
+        bytes=tuple(_short(record.down + record.up) for record in told),
+        flops=tuple(_short(record.flops) for record in told),
+        metric=records[-1].metric if records else Metric().name,
+        length=_short(records[-1].time) if records else 0.0,
+        diagnostics={
+            name: tuple(_plain(record.diagnostics.get(name)) for record in records)
+            for name in diagnostics
+        },
+    )
+
+
+def _rounded(value: float) -> float | None:
+    return None if math.isnan(value) else _short(value)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def _plain(value: Any) -> Any:
+    """Return a diagnostic as plain data with short numbers."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return _rounded(value)
+    return value if isinstance(value, str | int | bool) or value is None else str(value)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def read_results(file: Path) -> Results | None:
+    """Return the results in a file, None if there is no file; raise StoreError if it is damaged."""
+    try:
+        data = gzip.decompress(file.read_bytes())
+        found = msgspec.json.decode(data, type=Results)
+    except FileNotFoundError:
+        return None
+    except (OSError, EOFError, msgspec.DecodeError, ValueError) as error:
+        raise StoreError(
+            f"{file} is damaged: {error}. Restore it, or run the item again."
+        ) from error
+    if found.format != FORMAT:
+        raise StoreError(
+            f"{file} has format {found.format}, but this version reads only {FORMAT}. Use the "
+            "version of Anyfleet that wrote it."
+        )
+    return found
+
+
+def write_results(file: Path, results: Results) -> None:
+    """Write results into a file as a whole; equal results give equal bytes."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write(file, gzip.compress(msgspec.json.encode(results, order="sorted"), 9, mtime=0))
