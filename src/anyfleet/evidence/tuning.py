@@ -17,7 +17,7 @@ from anyfleet.analysis.metric import Metric
 from anyfleet.errors import ConfigError, Problem
 from anyfleet.evidence.items import Column, Item
 from anyfleet.evidence.measured import Key, amount_of
-from anyfleet.evidence.results import Results
+from anyfleet.evidence.results import Results, Series
 
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -99,12 +99,12 @@ def chosen(item: Item, results: Results) -> dict[Key, float]:
     return found
 
 
-def _score(runs: Mapping[int, object]) -> float:
+def _score(runs: Mapping[int, Series]) -> float:
     """Return where a trial ended, more being better; minus infinity if it has no number."""
     ends = []
     for run in runs.values():
         found = amount_of(run, "score", None)
-        sign = 1.0 if Metric(run.metric).better(1.0, 0.0) else -1.0
+        sign = -1.0 if Metric(run.metric).less else 1.0
         ends.append(-math.inf if found is None or math.isnan(found.value) else sign * found.value)
     return min(ends, default=-math.inf)
 
