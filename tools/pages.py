@@ -4,8 +4,9 @@
 
 `docs/run_files.md` has every key of a run file, read off the same forms by which run files are
 checked; its column "meaning" has the comments beside fields and parameters in the source. The last
-section of `docs/glossary.md` has every public class of the core. A test compares the pages with
-what this would write, so that they cannot be out of date.
+section of `docs/glossary.md` has every public class of the core. `docs/evidence.md` and the pages
+below it set our results beside the documents'. A test compares the pages with what this would
+write, so that they cannot be out of date.
 """
 
 import ast
@@ -28,6 +29,8 @@ from anyfleet.cli.methods import as_noun
 from anyfleet.cli.parts import parts_page
 from anyfleet.config.signatures import ABSENT, Entry, form_of, hints_of
 from anyfleet.core.method import Method
+from anyfleet.evidence.library import Library
+from anyfleet.evidence.pages import evidence_page, item_page, standing_of
 from anyfleet.experiment import Experiment
 from anyfleet.methods.fedavg import fedavg
 from anyfleet.names import HOMES, Factory, public_names
@@ -346,11 +349,25 @@ def core_classes() -> Iterator[tuple[str, str, str]]:
                 yield node.name, f"core/{file.name}", sentence.replace("|", "\\|")
 
 
+def evidence_pages() -> dict[Path, str]:
+    """Return the pages about the evidence, by file."""
+    library = Library(DOCS.parent)
+    standings = [standing_of(item, library.results(item.name)) for item in library.items()]
+    found = {DOCS / "evidence.md": evidence_page(standings)}
+    for each in standings:
+        own = [other for other in standings if other.item.explains == each.item.name]
+        found[DOCS / "evidence" / f"{each.item.name}.md"] = item_page(each, own)
+    return found
+
+
 def main() -> None:
     """Write the generated pages."""
     PAGE.write_text(page(), encoding="utf-8")
     GLOSSARY.write_text(glossary(), encoding="utf-8")
     PARTS.write_text(parts_page(), encoding="utf-8")
+    for file, text in evidence_pages().items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,12 @@ def test_the_classes_of_the_glossary_are_what_the_generator_writes() -> None:
     assert pages.GLOSSARY.read_text(encoding="utf-8") == pages.glossary(), "run `make pages`"
 
 
+def test_the_pages_about_evidence_follow_from_recipes_and_results() -> None:
+    files = [ROOT / "docs/evidence.md", *(ROOT / "docs/evidence").rglob("*.md")]
+    written = {file: file.read_text(encoding="utf-8") for file in files}
+    assert written == pages.evidence_pages(), "run `make pages`"
+
+
 @pytest.mark.parametrize("key", ["rounds", "evaluate_every", "sent_fraction", "availability"])
 def test_the_page_of_keys_has_keys_of_every_depth(key: str) -> None:
     assert f"| `{key}` |" in page_of_keys()

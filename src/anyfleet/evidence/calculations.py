@@ -6,9 +6,10 @@ from typing import Any
 
 from anyfleet.errors import ConfigError, Problem
 from anyfleet.evidence.items import Item
+from anyfleet.evidence.operations import operations
 
 Calculation = Callable[[str, Mapping[str, Any]], float | None]
-_KNOWN: Mapping[str, Calculation] = MappingProxyType({})
+_KNOWN: Mapping[str, Calculation] = MappingProxyType({"fedpmt operations": operations})
 
 
 def calculated(item: Item) -> dict[tuple[str, str], float]:

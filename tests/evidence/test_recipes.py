@@ -1,0 +1,69 @@
+"""Every recipe is valid, and every network with every method runs, on data of the right shapes."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from anyfleet import config
+from anyfleet.evidence.items import Item
+from anyfleet.evidence.library import Library
+from anyfleet.experiment import Experiment, prepare
+from anyfleet.runtime import Sequential
+from tests.helpers.sets import write_cifar, write_har, write_idx, write_shakespeare
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = Library(ROOT)
+
+
+@cache
+def item(name: str) -> Item:
+    return LIBRARY.item(name)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("data")
+    write_idx(folder / "fashion-mnist", train=6000, test=1000)
+    write_idx(folder / "mnist", train=6000, test=1000)
+    write_cifar(folder / "cifar-10-batches-bin", rows=1200)
+    write_har(folder / "har", windows=60)
+    write_shakespeare(folder / "shakespeare", speakers=30, length=2000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ANYFLEET_DATA", str(folder))
+        yield folder
+
+
+@pytest.mark.parametrize("name", LIBRARY.names())
+def test_every_recipe_is_valid(name: str) -> None:
+    found = item(name)
+    assert found.experiments() or found.calculate
+    assert found.experiments(quick=True).keys() == found.experiments().keys()
+    assert found.explains is None or found.explains in LIBRARY.names()
+    head = (ROOT / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
+    assert head.startswith(f"# anyfleet reproduce {name}\n#\n")
+
+
+def _pairs() -> dict[str, Experiment]:
+    """Return an experiment for every pair of network and method in the recipes."""
+    found: dict[str, Experiment] = {}
+    for name in LIBRARY.names():
+        for experiment in item(name).experiments(quick=True).values():
+            task = config.dump(experiment.task, complete=True)
+            network = str(task.get("model", {}).get("use", task["use"]))
+            method = str(config.dump(experiment.method).get("use", "a mixture"))
+            pair = " ".join(each.rpartition(":")[2] for each in (network, method))
+            found.setdefault(pair, experiment)
+    return found
+
+
+PAIRS = _pairs()
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_every_network_with_every_method_runs_a_round(data: Path, pair: str) -> None:
+    small = replace(PAIRS[pair], rounds=1, engine=Sequential(), device="cpu")
+    (result,) = prepare(small).play(None)
+    assert result.record.evaluated()
