@@ -1,6 +1,8 @@
-"""Write what follows from the comparison: its page, its picture, and the rows in the package.
+"""Write what follows from the comparison: its picture, the rows in the package, and its page.
 
     python -m tools.comparison
+
+`python -m tools.pages` writes the page as well.
 """
 
 from pathlib import Path
@@ -19,7 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "comparison.md"
 DATA = ROOT / "src" / "anyfleet" / "evidence" / ROWS
 _LEAST = 0.02  # of gain: the colours reach at least so far
-_FEW, _MUCH = 0.05, 0.6  # shares of the colours' range: gains that are written white
+_MUCH = 0.6  # of the colours' range: larger gains are written white
+_BELOW = 0.18  # of the panel's height: where the names of groups stand
 
 
 def draw(comparison: Comparison, file: Path) -> None:
@@ -35,13 +38,13 @@ def draw(comparison: Comparison, file: Path) -> None:
         1,
         len(BUDGETS),
         sharey=True,
-        figsize=(2.6 + 0.42 * len(cases) * len(BUDGETS), 1.9 + 0.25 * len(methods)),
+        figsize=(2.6 + 0.34 * len(cases) * len(BUDGETS), 1.9 + 0.22 * len(methods)),
         layout="constrained",
     )
     for axes, budget in zip(panels, BUDGETS, strict=True):
         drawn = axes.imshow(gains[budget], cmap="RdBu", norm=norm, aspect="auto")
         axes.set_title(f"equal {NAMES[budget]}", fontsize=10)
-        axes.set_xticks(range(len(cases)), cases, rotation=55, ha="right")
+        _name_cases(axes, cases)
         axes.set_yticks(range(len(methods)), methods)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
@@ -58,6 +61,20 @@ def draw(comparison: Comparison, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=150, metadata={"Software": None})
     plt.close(figure)
+
+
+def _name_cases(axes: plt.Axes, cases: list[str]) -> None:
+    """Write the last part of each case below its column, and the rest below all that share it."""
+    groups = [case.rpartition(", ")[0] for case in cases]
+    axes.set_xticks(range(len(cases)), [c.rpartition(", ")[2] for c in cases], rotation=90)
+    for group in dict.fromkeys(groups):
+        own = [place for place, each in enumerate(groups) if each == group]
+        middle, told = (own[0] + own[-1]) / 2, group.replace(", ", "\n")
+        below = (middle, -_BELOW)
+        axes.annotate(
+            told, below, xycoords=("data", "axes fraction"), ha="center", va="top", fontsize=7.5
+        )
+        axes.axvline(own[-1] + 0.5, color="white", lw=2.5)
 
 
 def _ordered(comparison: Comparison) -> list[str]:

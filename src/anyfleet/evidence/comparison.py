@@ -27,7 +27,7 @@ ROWS = "comparison.json"
 _DIGITS = 5  # significant ones of every number
 
 
-class Interval(msgspec.Struct, frozen=True):
+class Interval(msgspec.Struct, frozen=True, array_like=True):
     """A mean over seeds with its 95 % interval; None: not known."""
 
     mean: float | None
@@ -217,8 +217,7 @@ def _short(value: float) -> float:
 
 def encode(comparison: Comparison) -> bytes:
     """Return a comparison as the text of `comparison.json`; equal ones give equal bytes."""
-    data = msgspec.json.encode(comparison, order="deterministic")
-    return msgspec.json.format(data, indent=1) + b"\n"
+    return msgspec.json.encode(comparison, order="deterministic") + b"\n"
 
 
 def known_rows() -> Comparison:

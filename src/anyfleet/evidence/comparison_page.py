@@ -36,9 +36,18 @@ number of tuning trials for each method in each case, failing links, and paired 
 """
 
 
-def page(item: Item, comparison: Comparison) -> str:
-    """Return the page of a comparison in Markdown."""
-    return "\n".join(_lines(item, comparison)) + "\n"
+def page(item: Item, comparison: Comparison | None) -> str:
+    """Return the page of a comparison in Markdown; None: it was not run yet."""
+    lines = _unknown(item) if comparison is None else _lines(item, comparison)
+    return "\n".join(lines) + "\n"
+
+
+def _unknown(item: Item) -> Iterator[str]:
+    yield _HEAD
+    yield "It was not run yet. What is to be compared:"
+    yield ""
+    yield from (f"- {choice}" for choice in item.choices)
+    yield from ("", _BESIDE.rstrip())
 
 
 def _lines(item: Item, comparison: Comparison) -> Iterator[str]:
@@ -74,10 +83,12 @@ def winners(comparison: Comparison) -> str:
         told = [_winner(row, budget) for row, budget in zip(marks, BUDGETS, strict=True)]
         base = " / ".join(_percent(own.scores.get(budget)) for budget in BUDGETS)
         lines.append(f"| {case} | {base} | {' | '.join(told)} |")
-    lines += ["", f"The gain over {comparison.reference} in points; bold where its paired 95 % "
-              "interval lies above 0. Of many methods the best one is partly lucky: look at the "
-              "intervals of its neighbours below.", ""]
-    return "\n".join(lines)
+    told = (
+        f"The gain over {comparison.reference} in points; bold where its paired 95 % interval lies "
+        "above 0. Of many methods the best one is partly lucky: look at the intervals of its "
+        "neighbours, too."
+    )
+    return "\n".join((*lines, "", told, ""))
 
 
 def _winner(row: Row | None, budget: str) -> str:
