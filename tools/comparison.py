@@ -10,7 +10,9 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
+from matplotlib.patches import Rectangle
 
 from anyfleet.arrays import Floats
 from anyfleet.evidence.comparison import BUDGETS, NAME, ROWS, Comparison, compare, encode
@@ -63,7 +65,7 @@ def draw(comparison: Comparison, file: Path) -> None:
     plt.close(figure)
 
 
-def _name_cases(axes: plt.Axes, cases: list[str]) -> None:
+def _name_cases(axes: Axes, cases: list[str]) -> None:
     """Write the last part of each case below its column, and the rest below all that share it."""
     groups = [case.rpartition(", ")[0] for case in cases]
     axes.set_xticks(range(len(cases)), [c.rpartition(", ")[2] for c in cases], rotation=90)
@@ -100,8 +102,8 @@ def _gains(comparison: Comparison, methods: list[str], cases: list[str], budget:
     return found
 
 
-def _mark(  # noqa: PLR0913 - what a panel shows
-    axes: plt.Axes,
+def _mark(
+    axes: Axes,
     comparison: Comparison,
     methods: list[str],
     cases: list[str],
@@ -130,7 +132,7 @@ def _mark(  # noqa: PLR0913 - what a panel shows
             )
             if best is not None and method == best.method:
                 corner = (column - 0.5, line - 0.5)
-                axes.add_patch(plt.Rectangle(corner, 1, 1, fill=False, lw=1.4, ec="black"))
+                axes.add_patch(Rectangle(corner, 1, 1, fill=False, lw=1.4, ec="black"))
 
 
 def main() -> None:

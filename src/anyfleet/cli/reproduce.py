@@ -87,7 +87,9 @@ def reproduce_tuned(library: Library, item: Item, asked: Asked, manner: Manner) 
     Both studies lie in the folder of the command if it names one.
     """
     extent = asked.extent(item)
-    first = _played(library, trials(item), replace(extent, seeds=1), asked, _inside(manner, "trials"))
+    first = _played(
+        library, trials(item), replace(extent, seeds=1), asked, _inside(manner, "trials")
+    )
     best = tuned(item, chosen(item, first))
     last = _played(library, best, extent, asked, _inside(manner, "runs"))
     results = replace_struct(last, cells={**first.cells, **last.cells})
@@ -103,9 +105,7 @@ def _inside(manner: Manner, name: str) -> Manner:
     return manner if manner.out is None else replace(manner, out=manner.out / name)
 
 
-def _played(
-    library: Library, item: Item, extent: Extent, asked: Asked, manner: Manner
-) -> Results:
+def _played(library: Library, item: Item, extent: Extent, asked: Asked, manner: Manner) -> Results:
     """Play what is left of an item, and write what is finished unless it was quick.
 
     Exit, and say how to go on, if runs are left.

@@ -15,6 +15,7 @@ from anyfleet.evidence.comparison import Comparison, Row
 from anyfleet.evidence.fleet_facts import FleetFacts
 
 CANDIDATES = 3
+FAR = 1.0  # a fleet farther than this from all cases is unlike any of them
 _NEAR = 0.25  # cases at most so much farther than the nearest count too
 _MOST = 4  # cases
 # How far apart two fleets are, in units of "the data are skewed here and alike there".
@@ -38,6 +39,7 @@ class Advice:
 
     facts: FleetFacts
     cases: tuple[str, ...]
+    away: float  # distance of the nearest case
     budgets: tuple[str, ...]
     candidates: tuple[Candidate, ...]  # the best first
 
@@ -45,6 +47,7 @@ class Advice:
 def advise(facts: FleetFacts, comparison: Comparison) -> Advice:
     """Return the methods that did best in the cases most like a fleet, at most three."""
     cases = nearest(facts, comparison)
+    away = min((distance(facts, comparison.cases[case].facts) for case in cases), default=math.inf)
     budgets = ("seconds", "bytes", "joules") if facts.limited_energy else ("seconds", "bytes")
     allowed = comparison.sub_models if facts.too_small else comparison.methods
     found = [
@@ -53,14 +56,15 @@ def advise(facts: FleetFacts, comparison: Comparison) -> Advice:
         if (candidate := _judged(method, comparison, cases, budgets)) is not None
     ]
     found.sort(key=lambda each: -each.gain)
-    return Advice(facts, cases, budgets, tuple(found[:CANDIDATES]))
+    return Advice(facts, cases, away, budgets, tuple(found[:CANDIDATES]))
 
 
 def nearest(facts: FleetFacts, comparison: Comparison) -> tuple[str, ...]:
     """Return the cases that are most like a fleet, the nearest first."""
     away = {name: distance(facts, case.facts) for name, case in comparison.cases.items()}
     order = sorted(away, key=lambda name: away[name])
-    return tuple(name for name in order if away[name] <= away[order[0]] + _NEAR)[:_MOST]
+    least = min(away.values(), default=0.0)
+    return tuple(name for name in order if away[name] <= least + _NEAR)[:_MOST]
 
 
 def distance(one: FleetFacts, other: FleetFacts) -> float:

@@ -2,8 +2,8 @@
 
 A row says what a tuned method had learned for equal budgets of time, energy and bytes, and by how
 much that is more than what the reference had learned, seed by seed. A budget is a share of what
-the reference spends in its whole run, in the mean over its seeds. `comparison.json` in the package holds
-the rows for those who have no copy of the project.
+the reference spends in its whole run, in the mean over its seeds. `comparison.json` in the package
+holds the rows for those who have no copy of the project.
 """
 
 import math
@@ -190,7 +190,7 @@ def _minutes(results: Results, tuning: Tuning, case: Case, column: Column) -> fl
 
 
 def _refusal(item: Item, case: Case, column: Column) -> str:
-    """Return why a method does not run in a case: what the library says to it, or that nobody ran it."""
+    """Return why a method has no numbers in a case: what the library says, or that it was not run."""
     if column.cases is None or case.name in column.cases:
         return "not run"
     try:

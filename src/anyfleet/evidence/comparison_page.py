@@ -23,16 +23,16 @@ types a number into them. `anyfleet reproduce comparison/comparison` plays all r
 _BESIDE = """\
 ## Beside PracMHBench
 
-PracMHBench ([arXiv 2509.08750](https://arxiv.org/abs/2509.08750), DAC 2025) asks a related question:
-which algorithm of model-heterogeneous learning pays under the limits of edge devices. It sorts the
-algorithms into classes, limits what devices can compute, send or hold, and compares them on several
-data sets by several metrics. There the limit decides which model a device trains. Here it is the
-other way round: the fleet is fixed, every method does with it what its paper says, and the limit is
-the budget of time, energy or bytes at which all of them are read off. So methods that change no
-model (compression, weighting, selection) stand in the same table, and so does what failing links
-cost. Limits of memory are theirs alone: no device of this
-fleet is too small for the whole model. Ours alone, as far as their summary tells, are the stated
-number of tuning trials for each method in each case, failing links, and paired intervals over seeds.
+PracMHBench ([arXiv 2509.08750](https://arxiv.org/abs/2509.08750), DAC 2025) asks a related
+question: which algorithm of model-heterogeneous learning pays under the limits of edge devices. It
+sorts the algorithms into classes, limits what devices can compute, send or hold, and compares them
+on several data sets by several metrics. There the limit decides which model a device trains. Here
+it is the other way round: the fleet is fixed, every method does with it what its paper says, and
+the limit is the budget of time, energy or bytes at which all of them are read off. So methods that
+change no model (compression, weighting, selection) stand in the same table, and so does what
+failing links cost. Limits of memory are theirs alone: no device of this fleet is too small for the
+whole model. Ours alone, as far as their summary tells, are the stated number of tuning trials for
+each method in each case, failing links, and paired intervals over seeds.
 """
 
 
@@ -60,7 +60,7 @@ def _lines(item: Item, comparison: Comparison) -> Iterator[str]:
     yield "## All rows"
     yield ""
     yield (
-        f"Score in per cent for each budget, and in brackets the gain over {comparison.reference} in "
+        f"Score in per cent for each budget; in brackets the gain over {comparison.reference} in "
         "points with its paired 95 % interval. † marks a method whose runs ended before they had "
         "used up the budget: it counts as it ended."
     )
@@ -80,9 +80,9 @@ def winners(comparison: Comparison) -> str:
     for case in comparison.cases:
         own = comparison.of(case)[comparison.reference]
         marks = [comparison.best(case, budget) for budget in BUDGETS]
-        told = [_winner(row, budget) for row, budget in zip(marks, BUDGETS, strict=True)]
+        best = [_winner(row, budget) for row, budget in zip(marks, BUDGETS, strict=True)]
         base = " / ".join(_percent(own.scores.get(budget)) for budget in BUDGETS)
-        lines.append(f"| {case} | {base} | {' | '.join(told)} |")
+        lines.append(f"| {case} | {base} | {' | '.join(best)} |")
     told = (
         f"The gain over {comparison.reference} in points; bold where its paired 95 % interval lies "
         "above 0. Of many methods the best one is partly lucky: look at the intervals of its "
@@ -118,8 +118,8 @@ def _protocol(item: Item, comparison: Comparison) -> Iterator[str]:
         f"and runs took {minutes:.0f} minutes of wall time in all."
     )
     yield (
-        f"- A budget is {100 * tuning.share:g} % of what tuned {comparison.reference} spends in its "
-        "whole run, in the mean over seeds. The trials are not charged to it: every method has as "
+        f"- A budget is {100 * tuning.share:g} % of what tuned {comparison.reference} spends in "
+        "its whole run, in the mean over seeds. The trials are not charged to it: every method has as "
         "many. A method counts with its last evaluation within the budget."
     )
     yield "- Gains are differences of the same seed: same data, same fleet, same initial model."

@@ -132,7 +132,7 @@ def _parameters(task: TaskSpec | None) -> int | None:
     model = getattr(task, "model", None)
     if model is None:
         return None
-    return sum(parameter.numel() for parameter in model.make().parameters())
+    return int(sum(parameter.numel() for parameter in model.make().parameters()))
 
 
 def _skewed(task: TaskSpec | None) -> bool | None:

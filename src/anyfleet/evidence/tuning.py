@@ -1,6 +1,6 @@
 """Tuning: every method of an item has the same number of trials in every case.
 
-An item with a table `[tuning]` is played twice: first its trials, one for each value of one setting,
+An item with a table `[tuning]` is played twice: first its trials, one for each value of a setting,
 with a seed of their own; then the item itself, in which every method has, case by case, the value
 whose trial ended best. Both are items, so that all that plays and keeps items plays and keeps them.
 """
