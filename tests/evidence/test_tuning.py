@@ -53,10 +53,11 @@ def made(folder: Path, text: str = ITEM) -> Item:
 
 def series(*scores: float | None, joules: float = 2.0) -> Series:
     """Return a run that spends a second, some joules and 3 bytes a round."""
-    amounts = [
-        tuple(each * n for n in range(1, len(scores) + 1)) for each in (1.0, joules, 3.0, 4.0)
-    ]
-    return Series(tuple(range(1, len(scores) + 1)), {"": scores}, *amounts)
+    rounds = tuple(range(1, len(scores) + 1))
+    seconds, energy, sent, flops = (
+        tuple(each * n for n in rounds) for each in (1.0, joules, 3.0, 4.0)
+    )
+    return Series(rounds, {"": scores}, seconds, energy, sent, flops)
 
 
 def cell(case: str, method: str, runs: dict[int, Series], key: str = "") -> CellResult:

@@ -190,7 +190,7 @@ def _minutes(results: Results, tuning: Tuning, case: Case, column: Column) -> fl
 
 
 def _refusal(item: Item, case: Case, column: Column) -> str:
-    """Return why a method has no numbers in a case: what the library says, or that it was not run."""
+    """Return why a method has no numbers in a case: what the library says, or "not run"."""
     if column.cases is None or case.name in column.cases:
         return "not run"
     try:

@@ -119,8 +119,8 @@ def _protocol(item: Item, comparison: Comparison) -> Iterator[str]:
     )
     yield (
         f"- A budget is {100 * tuning.share:g} % of what tuned {comparison.reference} spends in "
-        "its whole run, in the mean over seeds. The trials are not charged to it: every method has as "
-        "many. A method counts with its last evaluation within the budget."
+        "its whole run, in the mean over seeds. The trials are not charged to it: every method "
+        "has as many. A method counts with its last evaluation within the budget."
     )
     yield "- Gains are differences of the same seed: same data, same fleet, same initial model."
     yield from (f"- {choice}" for choice in item.choices)
