@@ -266,6 +266,16 @@ def test_a_server_that_went_back_finds_the_state_of_then(home: Home) -> None:
     assert home.memory.orders() == [4]
 
 
+def test_what_it_did_for_a_server_that_is_gone_is_void(home: Home) -> None:
+    one, lost, next_ = (numbered(order(), number) for number in (4, 6, 9))
+    home.serve(*(ordered(each, server="first", void=0) for each in (one, lost)))
+    before = client.work(one, (DeviceState(),), TASK).states[0]
+    both = client.work(lost, (before,), TASK).states[0]
+    taken_over = ordered(next_, server="second", void=5)  # order 6 was never counted
+    assert replied(next_, both) != replied(next_, before)
+    assert home.serve(taken_over).replies[b"order"].data == replied(next_, before)
+
+
 def test_what_is_settled_is_forgotten(home: Home) -> None:
     for number in range(4):
         home.serve(ordered(numbered(order(), number), settled=number))

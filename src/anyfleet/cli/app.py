@@ -454,6 +454,12 @@ def reproduce(
             show_default=False,
         ),
     ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Options of the engine: engine.precision=tf32."
+        ),
+    ] = None,
     *,
     list_: Annotated[
         bool, typer.Option("--list", help="Show all items, what each takes, where it stands.")
@@ -491,7 +497,7 @@ def reproduce(
     if item is None:
         list_items()
         return
-    asked = Asked(seeds, tuple(case or ()), quick, threads, device, engine)
+    asked = Asked(seeds, tuple(case or ()), quick, threads, device, engine, tuple(changes or ()))
     reproduce_item(item, asked, Manner(out, jobs_of(jobs), json))
 
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace as replace_struct
 from rich.markdown import Markdown
 from rich.table import Table
 
+from anyfleet import config
 from anyfleet.cli.run import RUNS
 from anyfleet.cli.screen import console, errors, show
 from anyfleet.cli.study import Manner, conclude, opened, play
@@ -40,6 +41,7 @@ class Asked:
     threads: int = 1
     device: str | None = None
     engine: str | None = None
+    changes: tuple[str, ...] = ()  # of the engine: `engine.precision=tf32`
 
     def extent(self, item: Item) -> Extent:
         """Return how much of an item is run."""
@@ -53,7 +55,11 @@ class Asked:
             found["device"] = self.device
         if self.engine is not None:
             found["engine"] = {"use": self.engine} if self.engine != "auto" else "auto"
-        return found
+        others = [word for word in self.changes if not word.startswith("engine.")]
+        if others:
+            told = f"{', '.join(others)}: only keys of the engine; a recipe says the rest."
+            raise typer.BadParameter(told, param_hint="KEY=VALUE")
+        return config.override(found, self.changes)
 
 
 def reproduce_item(name: str, asked: Asked, manner: Manner) -> None:
@@ -75,7 +81,8 @@ def reproduce_item(name: str, asked: Asked, manner: Manner) -> None:
         outcome = play(study)
         minutes = (time.monotonic() - began) / 60
         command = shlex.join(["anyfleet", *sys.argv[1:]])
-        results = results_of(asked_for, outcome.runs, minutes=minutes, command=command)
+        settled = replace(asked_for, study=study.study)
+        results = results_of(settled, outcome.runs, minutes=minutes, command=command)
         if outcome.finished:
             tell(library, item, asked_for, results, quick=asked.quick)
         conclude(study, outcome)

@@ -320,10 +320,16 @@ class Resident:
             self._number = number
 
     def _note_run(self, about: Mapping[str, object]) -> None:
-        """Note to which run letters belong from now on, if one says so."""
-        run = about.get("run")
-        if isinstance(run, str):
-            self._run = run
+        """Note to which run letters belong from now on, and which server sends them."""
+        run, server, void = (about.get(key) for key in ("run", "server", "void"))
+        if not isinstance(run, str):
+            return
+        self._run = run
+        if isinstance(server, str) and isinstance(void, int):
+            try:
+                self._memory.hear(run, server, void)
+            except StoreError as error:  # a full disk: the order itself will be refused
+                self._log.note(f"which server it hears cannot be kept: {error}")
 
     # -- what is told
 

@@ -110,7 +110,7 @@ def results_of(found: Reproduction, runs: Runs, *, minutes: float, command: str)
             method=method,
             rounds=cell.experiment.rounds,
             devices=_devices(cell.experiment),
-            machine=machine(cell.experiment.device),
+            machine=machine(cell.experiment),
             date=f"{datetime.now(UTC):%Y-%m-%d}",
             commit=commit(found.item.home),
             minutes=round(minutes * len(done) / finished, 2),
@@ -135,12 +135,15 @@ def _number(data: Any) -> int | None:
     return next((each for each in found if each is not None), None)
 
 
-def machine(device: str) -> str:
-    """Return on what runs were carried out, as people say it."""
-    on = f"{cores()} cores, {platform.machine()}"
-    if device.startswith("cuda") and torch.cuda.is_available():
-        return f"{torch.cuda.get_device_name()}, {on}"
-    return on
+def machine(experiment: Experiment) -> str:
+    """Return on what an experiment was carried out, as people say it."""
+    told = [f"{cores()} cores", platform.machine()]
+    if experiment.device.startswith("cuda") and torch.cuda.is_available():
+        told.insert(0, torch.cuda.get_device_name())
+    if experiment.engine != "auto":
+        precision = getattr(experiment.engine, "precision", "")
+        told.append(f"{type(experiment.engine).__name__} {precision}".strip())
+    return ", ".join(told)
 
 
 def commit(folder: Path | None) -> str:
