@@ -124,7 +124,8 @@ def _played(library: Library, item: Item, extent: Extent, asked: Asked, manner: 
         outcome = play(study)
         minutes = (time.monotonic() - began) / 60
         command = shlex.join(["anyfleet", *sys.argv[1:]])
-        results = results_of(asked_for, outcome.runs, minutes=minutes, command=command)
+        settled = replace(asked_for, study=study.study)
+        results = results_of(settled, outcome.runs, minutes=minutes, command=command)
         if outcome.finished and not asked.quick:
             before = library.results(item.name)
             joined = results if before is None else before.joined(results)
