@@ -178,6 +178,7 @@ def list_items() -> None:
         cells = {} if item.calculate else item.experiments()
         rounds = sorted({experiment.rounds for experiment in cells.values()})
         told = "–" if not rounds else "–".join(dict.fromkeys(map(str, (rounds[0], rounds[-1]))))
-        runs = str(len(cells) * item.seeds) if cells else "–"
+        each = item.seeds + len(item.tuning.get("values", ()))  # runs, and trials of tuned methods
+        runs = str(len(cells) * each) if cells else "–"
         table.add_row(name, item.where, runs, told, standing.state)
     console().print(table)

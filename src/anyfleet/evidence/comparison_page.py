@@ -20,6 +20,17 @@ picture and the rows that `anyfleet methods --advise` reads from `evidence/compa
 types a number into them. `anyfleet reproduce comparison/comparison` plays all runs.
 """
 
+_ADVICE = """\
+## Advice for a fleet
+
+`anyfleet methods --advise fleet.toml` reads the fleet of a run file, and the task if it has one. It
+looks for the cases most like it: by how unequal the devices are, how long the whole model takes to
+send, whether the data are skewed, and how often devices and links fail. The methods with the largest
+mean gain in these cases are its answer, with the rows that say so. Time and bytes count, and energy
+where the fleet has batteries or budgets. Who cannot run there is no candidate: a method that the
+library refuses, or one that trains the whole model where some devices cannot hold it.
+"""
+
 _BESIDE = """\
 ## Beside PracMHBench
 
@@ -47,7 +58,7 @@ def _unknown(item: Item) -> Iterator[str]:
     yield "It was not run yet. What is to be compared:"
     yield ""
     yield from (f"- {choice}" for choice in item.choices)
-    yield from ("", _BESIDE.rstrip())
+    yield from ("", _ADVICE, _BESIDE.rstrip())
 
 
 def _lines(item: Item, comparison: Comparison) -> Iterator[str]:
@@ -56,6 +67,7 @@ def _lines(item: Item, comparison: Comparison) -> Iterator[str]:
     yield ""
     yield winners(comparison)
     yield from _protocol(item, comparison)
+    yield _ADVICE
     yield _BESIDE
     yield "## All rows"
     yield ""
