@@ -25,10 +25,10 @@ _ADVICE = """\
 
 `anyfleet methods --advise fleet.toml` reads the fleet of a run file, and the task if it has one. It
 looks for the cases most like it: by how unequal the devices are, how long the whole model takes to
-send, whether the data are skewed, and how often devices and links fail. The methods with the largest
-mean gain in these cases are its answer, with the rows that say so. Time and bytes count, and energy
-where the fleet has batteries or budgets. Who cannot run there is no candidate: a method that the
-library refuses, or one that trains the whole model where some devices cannot hold it.
+send, whether the data are skewed, and how often devices and links fail. The methods with the
+largest mean gain in these cases are its answer, with the rows that say so. Time and bytes count,
+and energy where the fleet has batteries or budgets. Who cannot run there is no candidate: a method
+that the library refuses, or one that trains the whole model where some devices cannot hold it.
 """
 
 _BESIDE = """\
