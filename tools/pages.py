@@ -29,6 +29,8 @@ from anyfleet.cli.methods import as_noun
 from anyfleet.cli.parts import parts_page
 from anyfleet.config.signatures import ABSENT, Entry, form_of, hints_of
 from anyfleet.core.method import Method
+from anyfleet.evidence.comparison import compare
+from anyfleet.evidence.comparison_page import page as comparison_page
 from anyfleet.evidence.library import Library
 from anyfleet.evidence.pages import evidence_page, item_page, standing_of
 from anyfleet.experiment import Experiment
@@ -355,6 +357,10 @@ def evidence_pages() -> dict[Path, str]:
     standings = [standing_of(item, library.results(item.name)) for item in library.items()]
     found = {DOCS / "evidence.md": evidence_page(standings)}
     for each in standings:
+        if each.item.tuning:
+            there = None if each.results is None else compare(each.item, each.results)
+            found[DOCS / "comparison.md"] = comparison_page(each.item, there)
+            continue
         own = [other for other in standings if other.item.explains == each.item.name]
         found[DOCS / "evidence" / f"{each.item.name}.md"] = item_page(each, own)
     return found

@@ -43,6 +43,17 @@ def test_levels_take_one_link_for_all_or_one_for_each() -> None:
         world.levels(speeds=(2e9, 1e9), bit_rate_up=(1e6, 2e6, 3e6))
 
 
+def test_levels_may_lose_columns_and_limit_energy() -> None:
+    built = made(world.levels(error=0.25, budget=2.0), 5)
+    assert built.lossy
+    assert set(built.conditions(everybody(built), NOW, 1).budget) == {2.0}
+    assert not made(world.levels(), 5).lossy
+    with pytest.raises(ValueError, match=r"levels\.error must be a probability"):
+        world.levels(error=1.5)
+    with pytest.raises(ValueError, match=r"levels\.budget"):
+        world.levels(budget=-1.0)
+
+
 @pytest.mark.parametrize(
     ("fleet", "relative"),
     [(world.testbed(), (1, 0.2, 0.18, 0.17, 0.16)), (world.steep(), (1, 0.8, 0.4, 0.15, 0.05))],

@@ -509,17 +509,33 @@ def methods(
     formulas: Annotated[
         bool, typer.Option("--formulas", help="List the formulas instead: section and signature.")
     ] = False,
+    advise: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Name methods to try for the fleet that a run file (TOML) describes.",
+            show_default=False,
+        ),
+    ] = None,
+    allow: Allow = None,
 ) -> None:
-    """List the methods with their papers, show one in full, or list the formulas.
+    """List the methods with their papers, show one in full, list formulas, or advise.
 
-    NAME is a method of the list, such as heterofl: its parameters and parts are shown.
+    NAME is a method of the list, such as heterofl: its parameters and parts are shown. Advice comes
+    from the comparison of all methods (docs/comparison.md): those that did best in the cases most
+    like the fleet, with the rows that say so.
     """
     with importing():
+        from anyfleet.cli.advice import show_advice
         from anyfleet.cli.methods import list_formulas, list_methods, show_method
 
     if formulas and name is not None:
         raise typer.BadParameter("--formulas lists all formulas: leave NAME out.")
-    if formulas:
+    if advise is not None and (formulas or name is not None):
+        raise typer.BadParameter("--advise answers for a fleet: leave NAME and --formulas out.")
+    if advise is not None:
+        show_advice(advise, tuple(allow or ()))
+    elif formulas:
         list_formulas()
     elif name is None:
         list_methods()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from msgspec.structs import replace as replace_struct
 from rich.markdown import Markdown
 from rich.table import Table
 
@@ -15,12 +16,15 @@ from anyfleet import config
 from anyfleet.cli.run import RUNS
 from anyfleet.cli.screen import console, errors, show
 from anyfleet.cli.study import Manner, conclude, opened, play
+from anyfleet.evidence.comparison import compare
+from anyfleet.evidence.comparison_page import winners
 from anyfleet.evidence.items import Item
 from anyfleet.evidence.library import Library
 from anyfleet.evidence.measured import found
 from anyfleet.evidence.pages import Standing, item_page, standing_of
 from anyfleet.evidence.reproducing import Extent, Reproduction, reproduction, results_of
 from anyfleet.evidence.results import Results, write_results
+from anyfleet.evidence.tuning import chosen, trials, tuned
 from anyfleet.evidence.verdicts import verdicts
 from anyfleet.study.state_file import holds_study
 
@@ -65,6 +69,9 @@ def reproduce_item(name: str, asked: Asked, manner: Manner) -> None:
     if item.calculate:
         console().print(Markdown(item_page(standing_of(item, None))))
         return
+    if item.tuning:
+        reproduce_tuned(library, item, asked, manner)
+        return
     asked_for = reproduction(item, asked.extent(item), threads=asked.threads, over=asked.over())
     out = manner.out or _folder(asked_for, quick=asked.quick)
     began = time.monotonic()
@@ -79,6 +86,52 @@ def reproduce_item(name: str, asked: Asked, manner: Manner) -> None:
         if outcome.finished:
             tell(library, item, asked_for, results, quick=asked.quick)
         conclude(study, outcome)
+
+
+def reproduce_tuned(library: Library, item: Item, asked: Asked, manner: Manner) -> None:
+    """Play the trials of an item, then its methods with what the trials chose; show who is best.
+
+    Both studies lie in the folder of the command if it names one.
+    """
+    extent = asked.extent(item)
+    first = _played(
+        library, trials(item), replace(extent, seeds=1), asked, _inside(manner, "trials")
+    )
+    best = tuned(item, chosen(item, first))
+    last = _played(library, best, extent, asked, _inside(manner, "runs"))
+    results = replace_struct(last, cells={**first.cells, **last.cells})
+    console().print(Markdown(winners(compare(item, results, quick=asked.quick))))
+    if asked.quick:
+        show(console(), "A quick look: small data, few rounds. No result file was written.")
+    else:
+        show(console(), f"Results: {library.result_file(item.name)}")
+        show(console(), "Page and rows of the package: python -m tools.comparison")
+
+
+def _inside(manner: Manner, name: str) -> Manner:
+    return manner if manner.out is None else replace(manner, out=manner.out / name)
+
+
+def _played(library: Library, item: Item, extent: Extent, asked: Asked, manner: Manner) -> Results:
+    """Play what is left of an item, and write what is finished unless it was quick.
+
+    Exit, and say how to go on, if runs are left.
+    """
+    asked_for = reproduction(item, extent, threads=asked.threads, over=asked.over())
+    out = manner.out or _folder(asked_for, quick=asked.quick)
+    began = time.monotonic()
+    with opened(asked_for.study, replace(manner, out=out)) as study:
+        outcome = play(study)
+        minutes = (time.monotonic() - began) / 60
+        command = shlex.join(["anyfleet", *sys.argv[1:]])
+        settled = replace(asked_for, study=study.study)
+        results = results_of(settled, outcome.runs, minutes=minutes, command=command)
+        if outcome.finished and not asked.quick:
+            before = library.results(item.name)
+            joined = results if before is None else before.joined(results)
+            write_results(library.result_file(item.name), joined)
+        conclude(study, outcome)
+    return results
 
 
 def tell(
@@ -125,6 +178,7 @@ def list_items() -> None:
         cells = {} if item.calculate else item.experiments()
         rounds = sorted({experiment.rounds for experiment in cells.values()})
         told = "–" if not rounds else "–".join(dict.fromkeys(map(str, (rounds[0], rounds[-1]))))
-        runs = str(len(cells) * item.seeds) if cells else "–"
+        each = item.seeds + len(item.tuning.get("values", ()))  # runs, and trials of tuned methods
+        runs = str(len(cells) * each) if cells else "–"
         table.add_row(name, item.where, runs, told, standing.state)
     console().print(table)

@@ -13,6 +13,7 @@ from anyfleet.evidence.calculations import calculated
 from anyfleet.evidence.items import Case, Item, is_cost
 from anyfleet.evidence.measured import Amount, Found, amounts, found
 from anyfleet.evidence.results import Results
+from anyfleet.evidence.tuning import chosen, tuned
 from anyfleet.evidence.verdicts import RULE, Gain, Verdict, exactly, verdicts
 
 _UNITS: Mapping[str, str] = {"seconds": "s", "joules": "J", "bytes": "B", "flops": "FLOP"}
@@ -46,8 +47,9 @@ class Standing:
 
 
 def standing_of(item: Item, results: Results | None) -> Standing:
-    """Return where an item stands."""
-    there = found(item, results)
+    """Return where an item stands; of one whose methods are tuned, where the tuned methods do."""
+    run = tuned(item, chosen(item, results)) if item.tuning and results is not None else item
+    there = found(run, results)
     return Standing(item, results, there, verdicts(item, there))
 
 
@@ -286,7 +288,8 @@ def _collected(standings: Sequence[Standing]) -> Iterator[str]:
 
 def _rows(standing: Standing) -> Iterator[str]:
     item = standing.item
-    link = f"[{item.where}](evidence/{item.name}.md)"
+    page = "comparison.md" if item.tuning else f"evidence/{item.name}.md"
+    link = f"[{item.where}]({page})"
     if item.explains:
         link = f"[experiment on {item.explains.partition('/')[2]}](evidence/{item.name}.md)"
     if not standing.verdicts:

@@ -1,5 +1,6 @@
 """Fleets that are ready to use: those of the papers, and one given by a list of speeds."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from anyfleet.arguments import checked
@@ -32,6 +33,8 @@ def levels(
     bit_rate_down: float | tuple[float, ...] = 4e7,  # bits per second
     memory: float = 4e9,  # bytes free for training
     mortality: float = 0.0,  # share of orders during which a device dies
+    error: float = 0.0,  # probability that a link loses a column
+    budget: float = math.inf,  # joules that one order may cost, for planners
 ) -> Fleet:
     """Return a fleet with one level for each speed, strongest first, and as many devices of each.
 
@@ -48,6 +51,8 @@ def levels(
             ),
             *range_faults("levels.memory", "memory", memory),
             *range_faults("levels.mortality", "mortality", mortality),
+            *probability_faults("levels.error", error),
+            *range_faults("levels.budget", "budget", budget),
         )
     )
     return Fleet(
@@ -58,6 +63,8 @@ def levels(
                 link=Steady(bit_rate_up=ups[i], bit_rate_down=downs[i]),
                 memory=memory,
                 mortality=mortality,
+                column_loss=ColumnLoss(error=error),
+                budget=budget,
             )
             for i, speed in enumerate(speeds)
         )

@@ -1,0 +1,135 @@
+"""Tuning: every method of an item has the same number of trials in every case.
+
+An item with a table `[tuning]` is played twice: first its trials, one for each value of a setting,
+with a seed of their own; then the item itself, in which every method has, case by case, the value
+whose trial ended best. Both are items, so that all that plays and keeps items plays and keeps them.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated
+
+import msgspec
+
+from anyfleet import config
+from anyfleet.analysis.metric import Metric
+from anyfleet.errors import ConfigError, Problem
+from anyfleet.evidence.items import Column, Item
+from anyfleet.evidence.measured import Key, amount_of
+from anyfleet.evidence.results import Results, Series
+
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The trials of every method, and the budgets at which tuned methods are compared."""
+
+    key: str  # of run files: the setting that is tried
+    values: Annotated[tuple[float, ...], msgspec.Meta(min_length=2)]
+    rounds: _Count  # of a trial
+    seed: int  # of all trials, and of no other run
+    share: Annotated[float, msgspec.Meta(gt=0, le=1)]  # of the baseline's spending: the budgets
+
+    def told(self, value: float) -> str:
+        """Return a value with the last part of its key, as names have it."""
+        return f"{self.key.rpartition('.')[2]}={value:g}"
+
+    def trial(self, method: str, value: float) -> str:
+        """Return the name of a trial among the methods of an item."""
+        return f"{method}, {self.told(value)} (trial)"
+
+    def tuned(self, method: str, value: float) -> str:
+        """Return the name of a tuned method."""
+        return f"{method}, {self.told(value)}"
+
+
+def tuning_of(item: Item) -> Tuning:
+    """Return how the methods of an item are tuned; raise ConfigError if it does not say so well."""
+    try:
+        found = msgspec.convert(item.tuning, Tuning)
+    except msgspec.ValidationError as error:
+        raise ConfigError([Problem(f"{item.name}: tuning", f"{error}.")]) from error
+    problems = []
+    if item.baseline is None:
+        problems.append(Problem(f"{item.name}: baseline", "must name a method: it sets budgets."))
+    if found.rounds >= item.paper.rounds:
+        told = f"must be fewer than the {item.paper.rounds} of a run, got {found.rounds}."
+        problems.append(Problem(f"{item.name}: tuning.rounds", told))
+    seeds = range(item.run.get("seed", 0), item.run.get("seed", 0) + item.seeds)
+    if found.seed in seeds:
+        told = f"{found.seed} is the seed of a run; trials need one of their own."
+        problems.append(Problem(f"{item.name}: tuning.seed", told))
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+def trials(item: Item) -> Item:
+    """Return the trials of an item, as an item: one method for each value of each method."""
+    tuning = tuning_of(item)
+    shorter = {"rounds": tuning.rounds, "seed": tuning.seed}
+    columns = {
+        tuning.trial(name, value): Column(
+            tuning.trial(name, value),
+            config.laid_over(column.run, _setting(tuning.key, value), shorter),
+            config.laid_over(column.quick, {"rounds": 1}),
+            column.cases,
+        )
+        for name, column in item.methods.items()
+        for value in tuning.values
+    }
+    return replace(item, methods=columns, baseline=None, seeds=1, tuning={})
+
+
+def chosen(item: Item, results: Results) -> dict[Key, float]:
+    """Return for each case and method the value whose trial ended best, the first of equal ones.
+
+    A trial that ended without a number counts as the worst. A method is left out of the cases in
+    which some of its trials are missing.
+    """
+    tuning = tuning_of(item)
+    scores = {(cell.case, cell.method): _score(cell.runs) for cell in results.cells.values()}
+    found: dict[Key, float] = {}
+    for case, column in item.pairs():
+        names = [(case.name, tuning.trial(column.name, value)) for value in tuning.values]
+        if all(name in scores for name in names):
+            tried = dict(zip(tuning.values, (scores[name] for name in names), strict=True))
+            found[case.name, column.name] = max(tried, key=lambda value: tried[value])
+    return found
+
+
+def _score(runs: Mapping[int, Series]) -> float:
+    """Return where a trial ended, more being better; minus infinity if it has no number."""
+    ends = []
+    for run in runs.values():
+        found = amount_of(run, "score", None)
+        sign = -1.0 if Metric(run.metric).less else 1.0
+        ends.append(-math.inf if found is None or math.isnan(found.value) else sign * found.value)
+    return min(ends, default=-math.inf)
+
+
+def tuned(item: Item, values: Mapping[Key, float]) -> Item:
+    """Return an item whose methods have, case by case, the values that their trials chose.
+
+    There is a method for each value that one of the cases chose.
+    """
+    tuning = tuning_of(item)
+    columns: dict[str, Column] = {}
+    for name, column in item.methods.items():
+        for value in tuning.values:
+            cases = tuple(c for (c, m), best in values.items() if m == name and best == value)
+            if cases:
+                own = tuning.tuned(name, value)
+                run = config.laid_over(column.run, _setting(tuning.key, value))
+                columns[own] = Column(own, run, column.quick, cases)
+    return replace(item, methods=columns, baseline=None, tuning={})
+
+
+def _setting(key: str, value: float) -> dict[str, object]:
+    """Return a setting of a run file as the tables that hold it."""
+    found: object = value
+    for part in reversed(key.split(".")):
+        found = {part: found}
+    assert isinstance(found, dict)  # a key has at least one part
+    return found
