@@ -122,8 +122,8 @@ def _protocol(item: Item, comparison: Comparison) -> Iterator[str]:
     yield ""
     yield (
         f"- Every method has {len(tuning.values)} trials in every case: `{tuning.key}` from "
-        f"{values}, {100 * tuning.length:g} % of its rounds, seed {tuning.seed}. The trial with the "
-        f"best last score wins. In all {tried} trials."
+        f"{values}, {100 * tuning.length:g} % of its rounds, seed {tuning.seed}. The trial with "
+        f"the best last score wins. In all {tried} trials."
     )
     yield (
         f"- Then {comparison.seeds} seeds: {runs} runs. {comparison.reference} has "
