@@ -13,7 +13,7 @@ from anyfleet.evidence.tuning import Tuning
 STABLE = FleetFacts(20, 8.0, 0.0, 0.0, limited_energy=False, upload=1.0, skewed=True, too_small=0.0)
 LOSING = msgspec.structs.replace(STABLE, lost_columns=0.1)
 ALIKE = msgspec.structs.replace(STABLE, skewed=False)
-TUNING = Tuning("method.lr", (0.01, 0.1), 20, 100, 0.4)
+TUNING = Tuning("method.lr", (0.01, 0.1), 0.5, 100, 0.4)
 
 
 def row(case: str, method: str, **gains: float) -> Row:

@@ -18,7 +18,7 @@ baseline = "fedavg"
 [tuning]
 key = "method.lr"
 values = [0.01, 0.1]
-rounds = 2
+length = 0.7
 seed = 100
 share = 0.5
 
@@ -111,7 +111,8 @@ def test_the_trial_that_ended_best_is_chosen_case_by_case(tmp_path: Path) -> Non
     [
         ("values = [0.01, 0.1]", "values = [0.01]", "length >= 2"),
         ("seed = 100", "seed = 1", "1 is the seed of a run"),
-        ("rounds = 2\nseed", "rounds = 3\nseed", "must be fewer than the 3 of a run, got 3"),
+        ("length = 0.7", "length = 1.0", "< 1"),
+        ("[run]\nrounds = 3", "[run]", "must be given"),
         ('baseline = "fedavg"', "", "must name a method"),
         ("share = 0.5", "share = 0", "> 0"),
         ("share = 0.5", "shares = 0.5", "share"),

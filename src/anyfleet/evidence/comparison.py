@@ -2,8 +2,8 @@
 
 A row says what a tuned method had learned for equal budgets of time, energy and bytes, and by how
 much that is more than what the reference had learned, seed by seed. A budget is a share of what
-the reference spends in its whole run, in the mean over its seeds. `comparison.json` in the package
-holds the rows for those who have no copy of the project.
+the reference spends in its whole run with the same seed. `comparison.json` in the package holds the
+rows for those who have no copy of the project.
 """
 
 import math
@@ -54,7 +54,7 @@ class CaseFacts(msgspec.Struct, frozen=True):
     """What is true of a case: its fleet and its data, and the budgets."""
 
     facts: FleetFacts
-    budgets: dict[str, float]
+    budgets: dict[str, float]  # mean over seeds
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
     reference: str
     seeds: int
-    rounds: int
+    rounds: int  # of the reference
     tuning: Tuning
     sub_models: tuple[str, ...]  # methods whose devices may hold less than the whole model
     cases: dict[str, CaseFacts]
@@ -115,10 +115,18 @@ def compare(item: Item, results: Results, *, quick: bool = False) -> Comparison:
             continue
         if reference not in own:
             raise StoreError(f"{case.name}: {reference} was not run, which sets the budgets.")
-        budgets = {each: _spent(own[reference].runs, each) for each in BUDGETS}
-        budgets = {each: _short(tuning.share * spent) for each, spent in budgets.items()}
+        budgets = {
+            each: {
+                seed: tuning.share * getattr(run, each)[-1]
+                for seed, run in own[reference].runs.items()
+            }
+            for each in BUDGETS
+        }
+        means = {
+            each: _short(estimate([*by_seed.values()]).mean) for each, by_seed in budgets.items()
+        }
         source = item.source(case, item.methods[reference])
-        cases[case.name] = CaseFacts(facts_of(source, item.name), budgets)
+        cases[case.name] = CaseFacts(facts_of(source, item.name), means)
         for column in item.methods.values():
             if column.name in own:
                 row = _row(case, column.name, own, reference, budgets)
@@ -133,7 +141,7 @@ def compare(item: Item, results: Results, *, quick: bool = False) -> Comparison:
             else:
                 rows.append(Row(case.name, column.name, refused=_refusal(item, case, column)))
     seeds = [len(cell.runs) for cell in cells.values()]
-    rounds = [cell.rounds for cell in cells.values()]
+    rounds = [cell.rounds for key, cell in cells.items() if key[1].startswith(f"{reference}, ")]
     return Comparison(
         reference,
         min(seeds, default=0),
@@ -150,11 +158,11 @@ def _row(
     method: str,
     own: Mapping[str, CellResult],
     reference: str,
-    budgets: Mapping[str, float],
+    budgets: Mapping[str, Mapping[int, float]],
 ) -> Row:
     runs, others = own[method].runs, own[reference].runs
-    within = {each: _within(runs, each, amount) for each, amount in budgets.items()}
-    theirs = {each: _within(others, each, amount) for each, amount in budgets.items()}
+    within = {each: _within(runs, each, amounts) for each, amounts in budgets.items()}
+    theirs = {each: _within(others, each, amounts) for each, amounts in budgets.items()}
     seeds = sorted(set(runs) & set(others))
     return Row(
         case.name,
@@ -167,19 +175,21 @@ def _row(
         },
         ended=tuple(
             each
-            for each, amount in budgets.items()
-            if any(getattr(run, each)[-1] < amount for run in runs.values())
+            for each, amounts in budgets.items()
+            if any(getattr(runs[seed], each)[-1] < amounts[seed] for seed in seeds)
         ),
     )
 
 
-def _within(runs: Mapping[int, Series], budget: str, amount: float) -> dict[int, float]:
+def _within(
+    runs: Mapping[int, Series], budget: str, amounts: Mapping[int, float]
+) -> dict[int, float]:
     """Return by seed what a run had learned for a budget; NaN before its first evaluation."""
-    return {seed: score_at(run, budget, amount) for seed, run in runs.items()}
-
-
-def _spent(runs: Mapping[int, Series], budget: str) -> float:
-    return estimate([getattr(run, budget)[-1] for run in runs.values()]).mean
+    return {
+        seed: score_at(runs[seed], budget, amount)
+        for seed, amount in amounts.items()
+        if seed in runs
+    }
 
 
 def _minutes(results: Results, tuning: Tuning, case: Case, column: Column) -> float:

@@ -122,21 +122,26 @@ def _protocol(item: Item, comparison: Comparison) -> Iterator[str]:
     yield ""
     yield (
         f"- Every method has {len(tuning.values)} trials in every case: `{tuning.key}` from "
-        f"{values}, {tuning.rounds} rounds, seed {tuning.seed}. The trial with the best last score "
-        f"wins. In all {tried} trials."
+        f"{values}, {100 * tuning.length:g} % of its rounds, seed {tuning.seed}. The trial with "
+        f"the best last score wins. In all {tried} trials."
     )
     yield (
-        f"- Then {comparison.seeds} seeds of {comparison.rounds} rounds each: {runs} runs. Trials "
-        f"and runs took {minutes:.0f} minutes of wall time in all."
+        f"- Then {comparison.seeds} seeds: {runs} runs. {comparison.reference} has "
+        f"{comparison.rounds} rounds; a method whose rounds are cheaper has more of them, so that "
+        f"it can spend the budgets. Trials and runs took {minutes:.0f} minutes of wall time in all."
     )
     yield (
-        f"- A budget is {100 * tuning.share:g} % of what tuned {comparison.reference} spends in "
-        "its whole run, in the mean over seeds. The trials are not charged to it: every method "
-        "has as many. A method counts with its last evaluation within the budget."
+        f"- The budgets are {_share(tuning.share)} tuned {comparison.reference} spends in its run "
+        "with the same seed. The trials are not charged to them: every method has as many. A "
+        "method counts with its last evaluation within a budget."
     )
     yield "- Gains are differences of the same seed: same data, same fleet, same initial model."
     yield from (f"- {choice}" for choice in item.choices)
     yield ""
+
+
+def _share(share: float) -> str:
+    return "what" if share == 1 else f"{100 * share:g} % of what"
 
 
 def _case(name: str, comparison: Comparison) -> Iterator[str]:

@@ -19,15 +19,13 @@ from anyfleet.evidence.items import Column, Item
 from anyfleet.evidence.measured import Key, amount_of
 from anyfleet.evidence.results import Results, Series
 
-_Count = Annotated[int, msgspec.Meta(ge=1)]
-
 
 class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The trials of every method, and the budgets at which tuned methods are compared."""
 
     key: str  # of run files: the setting that is tried
     values: Annotated[tuple[float, ...], msgspec.Meta(min_length=2)]
-    rounds: _Count  # of a trial
+    length: Annotated[float, msgspec.Meta(gt=0, lt=1)]  # of a trial, as a share of the run's rounds
     seed: int  # of all trials, and of no other run
     share: Annotated[float, msgspec.Meta(gt=0, le=1)]  # of the baseline's spending: the budgets
 
@@ -53,9 +51,8 @@ def tuning_of(item: Item) -> Tuning:
     problems = []
     if item.baseline is None:
         problems.append(Problem(f"{item.name}: baseline", "must name a method: it sets budgets."))
-    if found.rounds >= item.paper.rounds:
-        told = f"must be fewer than the {item.paper.rounds} of a run, got {found.rounds}."
-        problems.append(Problem(f"{item.name}: tuning.rounds", told))
+    if "rounds" not in item.run:
+        problems.append(Problem(f"{item.name}: run.rounds", "must be given: trials have a share."))
     seeds = range(item.run.get("seed", 0), item.run.get("seed", 0) + item.seeds)
     if found.seed in seeds:
         told = f"{found.seed} is the seed of a run; trials need one of their own."
@@ -68,11 +65,14 @@ def tuning_of(item: Item) -> Tuning:
 def trials(item: Item) -> Item:
     """Return the trials of an item, as an item: one method for each value of each method."""
     tuning = tuning_of(item)
-    shorter = {"rounds": tuning.rounds, "seed": tuning.seed}
     columns = {
         tuning.trial(name, value): Column(
             tuning.trial(name, value),
-            config.laid_over(column.run, _setting(tuning.key, value), shorter),
+            config.laid_over(
+                column.run,
+                _setting(tuning.key, value),
+                {"rounds": _rounds(item, column, tuning), "seed": tuning.seed},
+            ),
             config.laid_over(column.quick, {"rounds": 1}),
             column.cases,
         )
@@ -80,6 +80,11 @@ def trials(item: Item) -> Item:
         for value in tuning.values
     }
     return replace(item, methods=columns, baseline=None, seeds=1, tuning={})
+
+
+def _rounds(item: Item, column: Column, tuning: Tuning) -> int:
+    """Return how many rounds the trials of a method have, a share of its own."""
+    return max(1, int(tuning.length * column.run.get("rounds", item.run["rounds"])))
 
 
 def chosen(item: Item, results: Results) -> dict[Key, float]:
