@@ -79,6 +79,7 @@ class NearPost:
     parts: dict[str, Arrival] = field(default_factory=dict)  # replies that come in only in part
     forgotten: list[str] = field(default_factory=list)
     sent: list[tuple[int, Letter]] = field(default_factory=list)
+    breaks: int = 0
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def nodes(self) -> list[Node]:

@@ -28,7 +28,8 @@ def test_the_classes_of_the_glossary_are_what_the_generator_writes() -> None:
 
 
 def test_the_pages_about_evidence_follow_from_recipes_and_results() -> None:
-    files = [ROOT / "docs/evidence.md", ROOT / "docs/comparison.md", *(ROOT / "docs/evidence").rglob("*.md")]
+    docs = ROOT / "docs"
+    files = [docs / "evidence.md", docs / "comparison.md", *(docs / "evidence").rglob("*.md")]
     written = {file: file.read_text(encoding="utf-8") for file in files}
     assert written == pages.evidence_pages(), "run `make pages`"
 

@@ -353,6 +353,30 @@ def test_an_order_whose_reply_never_can_be_read_is_given_up(
     assert 1 < len(asked) < 10
 
 
+def test_what_was_lost_while_the_link_was_away_is_sent_again(
+    made: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, near = made()
+    receive = near.post.receive
+    lost: list[Arrival] = []
+
+    def breaking(wanted: Collection[str]) -> list[Arrival]:
+        came = receive(wanted)
+        gone = [each for each in came if each.letter.kind == "reply" and len(lost) < 3]
+        if gone:  # they were handed over to nobody
+            lost.extend(gone)
+            near.post.breaks += 1
+        return [each for each in came if each not in gone]
+
+    monkeypatch.setattr(near.post, "receive", breaking)
+    method = METHODS["STC with error feedback"]
+    found, expected = played(method, fleet), played(method, Simulated(TASK, WORLD))
+    assert len(lost) >= 3
+    assert not [each for record in found for each in record.ledger.failure if each]
+    assert fleet.status().sent_again["the SuperLink was away"] >= 3
+    assert small.identical(found[-1].params, expected[-1].params)
+
+
 def test_a_fleet_without_devices_waits_for_one(made: Make) -> None:
     fleet, near = made(count=1)
     rounds = run(fedavg(count=1, lr=0.1), TASK, fleet, 0)

@@ -41,6 +41,7 @@ _MESSAGES = 100  # outstanding messages that are looked for in a second of polli
 _LONGEST = 500  # letters of a reason that a device gives
 _PROBE = bytes(64 << 10)  # the same for all devices
 _MOST_ERRORS = 5  # of messages about one order, before it is given up
+_AWAY = "the SuperLink was away"
 _MARGIN = 60.0  # seconds that a message is kept longer than anybody waits for its reply
 
 State = Literal["enrolled", "refused", "offline", "checking in", "free", "working", "revoked"]
@@ -67,6 +68,10 @@ class Post(Protocol):
 
     def forget(self, message: str) -> None:
         """Let go of a message to which no more is wanted."""
+
+    @property
+    def breaks(self) -> int:
+        """How many calls have found nobody, before somebody answered again."""
 
 
 class Enrolled(Protocol):
@@ -232,6 +237,7 @@ class FlowerFleet:
         self._void = void  # orders from here on that devices did for an earlier server are void
         self._counts = _Counts()
         self._arrivals: list[Arrived] = []
+        self._breaks = post.breaks  # after which everything was sent again
 
     # -- what policies learn
 
@@ -532,6 +538,25 @@ class FlowerFleet:
                 device.busy, device.changed = None, self.now()
                 if arrival.message in orders:
                     self._replied(orders[arrival.message], device, arrival)
+        if self._breaks != self._post.breaks:
+            self._breaks = self._post.breaks
+            self._recall()
+
+    def _recall(self) -> None:
+        """Take back all that is under way, so that it is sent again: a SuperLink was away.
+
+        Messages and replies can be taken once, and one that was just being taken then reaches
+        nobody. A device that has carried out an order answers it again with what it has kept.
+        """
+        for device in self._fleet:
+            for message in (device.asking, device.busy):
+                if message is not None:
+                    self._post.forget(message)
+            device.asking = device.busy = None
+        for sent in self._sent.values():
+            if sent.message is not None and not (sent.reply or sent.choice):
+                sent.message = None
+                self._counts.sent_again[_AWAY] += 1
 
     def _checked_in(self, device: _Device, arrival: Arrival) -> None:
         if arrival.error:

@@ -83,6 +83,7 @@ class HostedRun:
         sent: Callable[[], None] = lambda: None,
     ) -> None:
         self._most, self._sent = most, sent
+        self.breaks = 0  # calls that found nobody, before the SuperLink answered again
         self._stop = threading.Event()
         self._open: dict[str, int] = {}  # messages without a reply yet: to which node
         self._unwanted: dict[str, int] = {}  # the same, but nobody waits for the reply
@@ -91,21 +92,33 @@ class HostedRun:
         self._control = ControlApi(address, ca=ca)
         if replaces is not None:  # first, for devices may wait for what its server sent in part
             self.stop_run(replaces)
-        self.run_id = _patiently(self._control.start_run)
+        self.run_id = self._patiently(self._control.start_run)
         self._api = self._claim(address, ca, secret)
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._heart.start()
 
+    def _patiently(self, call: Callable[[], T]) -> T:
+        """Return what a call returns, tried again for a minute; count the tries in vain."""
+
+        def counted() -> T:
+            try:
+                return call()
+            except LinkDown:
+                self.breaks += 1
+                raise
+
+        return _patiently(counted)
+
     def _claim(self, address: str, ca: bytes, secret: bytes) -> RuntimeApi:
         """Take this run, and close older ones that wait for servers which are gone."""
         while True:
-            api = _patiently(lambda: flower_api.claim_run(address, ca=ca, secret=secret))
+            api = self._patiently(lambda: flower_api.claim_run(address, ca=ca, secret=secret))
             if api is None:
                 raise LinkError(
                     f"the SuperLink at {address} gave this run to another process; "
                     "start it with --isolation process, and one server at a time"
                 )
-            if _patiently(api.begin) == self.run_id:
+            if self._patiently(api.begin) == self.run_id:
                 return api
             with contextlib.suppress(LinkError):
                 api.finish(flower_api.STOPPED)
@@ -124,7 +137,8 @@ class HostedRun:
 
     def nodes(self) -> list[Node]:
         """Return all enrolled nodes."""
-        return [Node(each.id, each.name, each.online) for each in _patiently(self._control.nodes)]
+        found = self._patiently(self._control.nodes)
+        return [Node(each.id, each.name, each.online) for each in found]
 
     def send(self, letters: Sequence[tuple[int, Letter]], ttl: float | None = None) -> list[str]:
         """Send letters to nodes and return the ids of the messages, in the same order.
@@ -151,7 +165,7 @@ class HostedRun:
         if not packed:
             return []
         objects, envelopes = in_order(packed), [each.sealed for each in packed]
-        accepted = _patiently(lambda: self._upload(envelopes, objects))
+        accepted = self._patiently(lambda: self._upload(envelopes, objects))
         for sealed, (node, _), taken in zip(envelopes, letters, accepted, strict=True):
             if taken:
                 self._open[sealed.id] = node
@@ -216,7 +230,7 @@ class HostedRun:
         fresh = (wanted & self._open.keys()) | self._unwanted.keys()
         if not fresh:
             return
-        for found in _patiently(lambda: self._api.pull_messages(fresh)):
+        for found in self._patiently(lambda: self._api.pull_messages(fresh)):
             message = found.heading.replies_to
             if message in self._unwanted:
                 del self._unwanted[message]
@@ -241,7 +255,7 @@ class HostedRun:
         if reply.error or incoming is None:
             return True
         try:
-            missing = _patiently(
+            missing = self._patiently(
                 lambda: incoming.fetch(lambda name: self._api.pull_object(self.run_id, name))
             )
         except BadMessage as error:
@@ -257,11 +271,11 @@ class HostedRun:
             self._confirm(reply.id)
 
     def _confirm(self, message: str) -> None:
-        _patiently(lambda: self._api.confirm(self.run_id, message))
+        self._patiently(lambda: self._api.confirm(self.run_id, message))
 
     def stop_run(self, run_id: int) -> None:
         """Cancel a run, usually one of a server that is gone, and remove its messages."""
-        _patiently(lambda: self._control.stop_run(run_id))
+        self._patiently(lambda: self._control.stop_run(run_id))
 
     def close(self, failed: bool = False) -> None:
         """Close the run; its messages are removed, and replies to them are refused."""
