@@ -1,5 +1,6 @@
 """Evaluation: several models, widths and devices at once, as each of them alone."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from anyfleet.core import evaluation
 from anyfleet.core.client import carry_out
 from anyfleet.core.device_states import DeviceStates
 from anyfleet.core.evaluation import TestedModel as Model  # else pytest takes it for a test
@@ -184,3 +186,10 @@ def test_devices_whose_samples_see_each_other_are_measured_alone() -> None:
     together = carry_out(asked, DeviceStates(task), task).replies
     alone = carry_out(asked, DeviceStates(task), task, stacks=list(np.arange(4)[:, None])).replies
     assert [together.report_of(r) for r in range(4)] == [alone.report_of(r) for r in range(4)]
+
+
+@pytest.mark.parametrize(("where", "threads"), [("meta", False), ("cpu", True)])
+def test_batches_leave_the_calling_thread_on_a_processor_alone(where: str, threads: bool) -> None:
+    rows = [torch.empty(3, device=where)] * 4
+    seen = evaluation._map(lambda _: threading.get_ident(), rows, workers=4)
+    assert (threading.get_ident() not in seen) == threads

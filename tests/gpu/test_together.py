@@ -32,6 +32,18 @@ def test_seeds_may_have_data_of_their_own(meetings: int) -> None:
         assert_same(list(alone.play()), together)
 
 
+def test_scores_are_those_of_the_single_run_with_one_thread_of_torch() -> None:
+    many, few = torch.get_num_threads(), 1
+    torch.set_num_threads(few)  # then a processor evaluates in several threads
+    try:
+        runs = seeds(BASE, 4, device="cuda", rounds=6)
+        alone = [[result.record.scores for result in run.play()] for run in runs]
+        for expected, found in zip(alone, played(runs, meetings=2), strict=True):
+            assert [result.record.scores for result in found] == pytest.approx(expected)
+    finally:
+        torch.set_num_threads(many)
+
+
 def test_results_can_be_read_while_others_are_trained() -> None:
     runs = seeds(METHODS["widths"], 6, device="cuda", rounds=6)
     whole = [list(run.play()) for run in runs]

@@ -73,7 +73,8 @@ def to_test_each(
 ) -> list[TestedModel]:
     """Return slices of the server's model, each with the normalisation that belongs to it.
 
-    Statistics that are measured come of one pass over the data for all of them, in so many threads.
+    Statistics that are measured come of one pass over the data for all of them, on a processor in
+    so many threads.
     """
     models = [_uncalibrated(task, params, buffers, norm, slice_) for slice_ in slices]
     if not norm.calibrated or not task.blueprint.norms:
@@ -271,7 +272,13 @@ _Result = TypeVar("_Result")
 def _map(
     function: Callable[[Tensor], _Result], rows: Sequence[Tensor], workers: int
 ) -> list[_Result]:
-    """Return what a function that needs no gradients makes of every batch, in their order."""
+    """Return what a function that needs no gradients makes of every batch, in their order.
+
+    Threads are for a processor alone: each has a stream of an accelerator of its own, on which
+    models may not be ready yet, and from which nobody would wait for results.
+    """
+    if any(some.device.type != "cpu" for some in rows):
+        workers = 1
 
     def plainly(some: Tensor) -> _Result:
         with torch.no_grad():  # a thread has a switch of its own
