@@ -75,6 +75,7 @@ __all__ = [
     "device",
     "elastic",
     "errors",
+    "evidence",
     "experiment",
     "formulas",
     "hardware",

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from anyfleet import config
 from anyfleet.evidence.items import Item
 from anyfleet.evidence.library import Library
-from anyfleet.experiment import Experiment, prepare
+from anyfleet.experiment import from_source, prepare
 from anyfleet.runtime import Sequential
 from tests.helpers.sets import write_cifar, write_har, write_idx, write_shakespeare
 
@@ -46,16 +45,16 @@ def test_every_recipe_is_valid(name: str) -> None:
     assert head.startswith(f"# anyfleet reproduce {name}\n#\n")
 
 
-def _pairs() -> dict[str, Experiment]:
-    """Return an experiment for every pair of network and method in the recipes."""
-    found: dict[str, Experiment] = {}
+def _pairs() -> dict[str, tuple[str, str, str]]:
+    """Return an item, a case and a method for every pair of network and method in the recipes."""
+    found: dict[str, tuple[str, str, str]] = {}
     for name in LIBRARY.names():
-        for experiment in item(name).experiments(quick=True).values():
-            task = config.dump(experiment.task, complete=True)
-            network = str(task.get("model", {}).get("use", task["use"]))
-            method = str(config.dump(experiment.method).get("use", "a mixture"))
-            pair = " ".join(each.rpartition(":")[2] for each in (network, method))
-            found.setdefault(pair, experiment)
+        own = item(name)
+        for case, column in own.pairs() if not own.calculate else ():
+            data = own.source(case, column, quick=True).data
+            task, method = data["task"], data["method"]["use"]
+            network = task.get("model", {}).get("use", task["use"])
+            found.setdefault(f"{network} {method}", (name, case.name, column.name))
     return found
 
 
@@ -64,6 +63,9 @@ PAIRS = _pairs()
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_every_network_with_every_method_runs_a_round(data: Path, pair: str) -> None:
-    small = replace(PAIRS[pair], rounds=1, engine=Sequential(), device="cpu")
+    name, case, method = PAIRS[pair]
+    own = item(name)
+    source = own.source(own.cases[case], own.methods[method], quick=True)
+    small = replace(from_source(source), rounds=1, engine=Sequential(), device="cpu")
     (result,) = prepare(small).play(None)
     assert result.record.evaluated()

@@ -39,7 +39,8 @@ def test_scores_are_those_of_the_single_run_with_one_thread_of_torch() -> None:
         runs = seeds(BASE, 4, device="cuda", rounds=6)
         alone = [[result.record.scores for result in run.play()] for run in runs]
         for expected, found in zip(alone, played(runs, meetings=2), strict=True):
-            assert [result.record.scores for result in found] == pytest.approx(expected)
+            for scores, result in zip(expected, found, strict=True):
+                assert result.record.scores == pytest.approx(scores)
     finally:
         torch.set_num_threads(many)
 
