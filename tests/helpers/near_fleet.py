@@ -3,6 +3,7 @@
 import io
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -80,10 +81,14 @@ class NearPost:
     forgotten: list[str] = field(default_factory=list)
     sent: list[tuple[int, Letter]] = field(default_factory=list)
     breaks: int = 0
+    starts: Counter[int] = field(default_factory=Counter)  # of the devices, by node
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def nodes(self) -> list[Node]:
-        return [Node(node, f"device-{node}", node in self.online) for node in self.links]
+        return [
+            Node(node, f"device-{node}", node in self.online, self.starts[node])
+            for node in self.links
+        ]
 
     def send(self, letters: Sequence[tuple[int, Letter]], ttl: float | None = None) -> list[str]:
         ids = []
@@ -143,6 +148,7 @@ class NearFleet:
     def start(self, number: int) -> None:
         """Switch a device on, with what it has kept."""
         link = self.post.links[number] = NearLink(number, self.post)
+        self.post.starts[number] += 1
         own = OwnData(self.task.data(number), self.task.own_test(number))
         member = Member(
             self.bundle, own, self.levels[number], self.column_widths[number], ("tests",)

@@ -27,6 +27,7 @@ from anyfleet.methods import (
     whale,
 )
 from anyfleet.parts.schedule import Buffered, Deadline
+from anyfleet.parts.select import Everyone
 from anyfleet.runtime import Simulated
 from anyfleet.runtime.flower.envelopes import Letter, Value
 from anyfleet.runtime.flower.fleet import FlowerFleet, Patience
@@ -374,6 +375,30 @@ def test_what_was_lost_while_the_link_was_away_is_sent_again(
     assert len(lost) >= 3
     assert not [each for record in found for each in record.ledger.failure if each]
     assert fleet.status().sent_again["the SuperLink was away"] >= 3
+    assert small.identical(found[-1].params, expected[-1].params)
+
+
+def test_an_order_that_a_device_lost_as_it_died_is_sent_again(
+    made: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, near = made()
+    letters = near.post.links[2].letters
+    lost: list[Received] = []
+    put = letters.put
+
+    def losing(received: Received) -> None:
+        if received.letter.kind == "order" and not lost:  # it took the order, and was killed
+            lost.append(received)
+            near.post.starts[2] += 1
+        else:
+            put(received)
+
+    monkeypatch.setattr(letters, "put", losing)
+    method = replace(METHODS["STC with error feedback"], select=Everyone())
+    found, expected = played(method, fleet), played(method, Simulated(TASK, WORLD))
+    assert lost
+    assert not [each for record in found for each in record.ledger.failure if each]
+    assert fleet.status().sent_again == {"the device was started again": 1}
     assert small.identical(found[-1].params, expected[-1].params)
 
 

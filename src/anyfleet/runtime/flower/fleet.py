@@ -41,7 +41,7 @@ _MESSAGES = 100  # outstanding messages that are looked for in a second of polli
 _LONGEST = 500  # letters of a reason that a device gives
 _PROBE = bytes(64 << 10)  # the same for all devices
 _MOST_ERRORS = 5  # of messages about one order, before it is given up
-_AWAY = "the SuperLink was away"
+_AWAY, _STARTED = "the SuperLink was away", "the device was started again"  # sent again, why
 _MARGIN = 60.0  # seconds that a message is kept longer than anybody waits for its reply
 
 State = Literal["enrolled", "refused", "offline", "checking in", "free", "working", "revoked"]
@@ -164,6 +164,7 @@ class _Device:
     failure: str = ""  # of its last order
     entered: bool = False  # whether the loop knows what it declared
     probed: bool = False  # whether it was sent something large enough to measure its link
+    session: float | None = None  # another one after every start of the device; None: never online
 
 
 @dataclass(eq=False)
@@ -475,9 +476,14 @@ class FlowerFleet:
                 self._fleet.append(_Device(number, row.name, changed=now))
             self._fleet[number].node = row.node
             self._fleet[number].revoked = bool(row.revoked)
-        online = {node.id for node in self._post.nodes() if node.online}
+        online = {node.id: node.session for node in self._post.nodes() if node.online}
         for device in self._fleet:
             self._see(device, device.node in online and not device.revoked, now)
+            if device.online:
+                session = online[device.node or 0]
+                if device.session not in (None, session):
+                    self._recall([device], _STARTED)
+                device.session = session
         self._ask([each for each in self._fleet if self._is_due(each, now)], now)
         lost = [
             each
@@ -540,23 +546,24 @@ class FlowerFleet:
                     self._replied(orders[arrival.message], device, arrival)
         if self._breaks != self._post.breaks:
             self._breaks = self._post.breaks
-            self._recall()
+            self._recall(self._fleet, _AWAY)
 
-    def _recall(self) -> None:
-        """Take back all that is under way, so that it is sent again: a SuperLink was away.
+    def _recall(self, devices: Sequence[_Device], reason: str) -> None:
+        """Take back what devices are about, so that it is sent again.
 
-        Messages and replies can be taken once, and one that was just being taken then reaches
-        nobody. A device that has carried out an order answers it again with what it has kept.
+        Messages and replies can be taken once: one that is just being taken when the SuperLink or
+        the device dies reaches nobody. A device that has carried out an order answers it again with
+        what it has kept.
         """
-        for device in self._fleet:
+        for device in devices:
             for message in (device.asking, device.busy):
                 if message is not None:
                     self._post.forget(message)
             device.asking = device.busy = None
-        for sent in self._sent.values():
-            if sent.message is not None and not (sent.reply or sent.choice):
+            sent = None if device.order is None else self._sent.get(device.order)
+            if sent is not None and sent.message and not (sent.reply or sent.choice):
                 sent.message = None
-                self._counts.sent_again[_AWAY] += 1
+                self._counts.sent_again[reason] += 1
 
     def _checked_in(self, device: _Device, arrival: Arrival) -> None:
         if arrival.error:

@@ -7,6 +7,7 @@ Calls raise LinkError or a subclass, whatever Flower or its HTTP client raise; n
 
 import hashlib
 import io
+import os
 import ssl
 import zipfile
 from base64 import b64encode
@@ -92,6 +93,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 
 VERSION = flwr.__version__
 HEARTBEAT_SECONDS = float(HEARTBEAT_MIN_INTERVAL)  # a node is offline after two of these
+_SESSIONS = 0.1  # seconds by which intervals of heartbeats differ, one for each start of a device
 KEPT_SECONDS = float(DEFAULT_TTL)  # so long a message waits for its node, and for its reply
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
@@ -329,6 +331,9 @@ class FleetApi:
     def __init__(self, address: str, *, ca: bytes, key: ec.EllipticCurvePrivateKey) -> None:
         self._address = address
         self._public = key.public_key()
+        # The server sees this number, which is of no use to the SuperLink in its last digits: by a
+        # new one it knows that the device was started again, and may have lost what it was given.
+        self._interval = HEARTBEAT_SECONDS + int.from_bytes(os.urandom(4)) / 2**32 * _SESSIONS
         marks: list[ProtobufClientInterceptor] = [
             _VersionHeaders("SuperNode"),
             _Signature(key),
@@ -347,7 +352,7 @@ class FleetApi:
     def activate(self) -> int:
         """Return the id of this device's node, which is online from now on."""
         request = ActivateNodeRequest(
-            public_key=public_bytes(self._public), heartbeat_interval=HEARTBEAT_SECONDS
+            public_key=public_bytes(self._public), heartbeat_interval=self._interval
         )
         with _calling(self._address, NotEnrolled):
             return int(self._calls.ActivateNode(request).node_id)
@@ -355,7 +360,7 @@ class FleetApi:
     def beat(self, node: int) -> bool:
         """Say that the node is alive; a node that was offline is online again."""
         request = SendNodeHeartbeatRequest(
-            node=Node(node_id=node), heartbeat_interval=HEARTBEAT_SECONDS
+            node=Node(node_id=node), heartbeat_interval=self._interval
         )
         with _calling(self._address, NotEnrolled):
             return bool(self._calls.SendNodeHeartbeat(request).success)
@@ -456,6 +461,7 @@ class NodeState(NamedTuple):
     name: str
     key: bytes
     online: bool
+    session: float  # another one after every start of the device
 
 
 class ControlApi:
@@ -496,7 +502,13 @@ class ControlApi:
         with _calling(self._address, LinkError):
             found = self._client.ListNodes(ListNodesRequest()).nodes_info
         return [
-            NodeState(each.node_id, each.name, each.public_key, each.status == NodeStatus.ONLINE)
+            NodeState(
+                each.node_id,
+                each.name,
+                each.public_key,
+                each.status == NodeStatus.ONLINE,
+                each.heartbeat_interval,
+            )
             for each in found
             if each.status != NodeStatus.UNREGISTERED
         ]

@@ -32,6 +32,7 @@ class Node(NamedTuple):
     id: int
     name: str
     online: bool
+    session: float = 0.0  # another one after every start of the device
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class HostedRun:
     def nodes(self) -> list[Node]:
         """Return all enrolled nodes."""
         found = self._patiently(self._control.nodes)
-        return [Node(each.id, each.name, each.online) for each in found]
+        return [Node(each.id, each.name, each.online, each.session) for each in found]
 
     def send(self, letters: Sequence[tuple[int, Letter]], ttl: float | None = None) -> list[str]:
         """Send letters to nodes and return the ids of the messages, in the same order.
