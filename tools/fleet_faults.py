@@ -248,7 +248,7 @@ def stranger(rig: Rig, luck: random.Random) -> Iterator[Wanted]:
     yield Wanted(passed(rig, begun), refused, "refused", now)
     device.kill()
     rig.devices.remove(device)
-    if any(each.device >= rig.setting.devices for each in rig.ledger()):
+    if device.said(0, " work "):
         raise Trouble("a stranger was given work")
     device.home.rename(device.home.with_name(f"stranger-{begun}"))
 
