@@ -6,6 +6,7 @@ Pages follow from recipes and result files alone: nobody types a number into the
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from anyfleet.analysis.intervals import estimate
 from anyfleet.analysis.units import quantity
@@ -14,7 +15,7 @@ from anyfleet.evidence.items import Case, Item, is_cost
 from anyfleet.evidence.measured import Amount, Found, amounts, found
 from anyfleet.evidence.results import Results
 from anyfleet.evidence.tuning import chosen, tuned
-from anyfleet.evidence.verdicts import RULE, Gain, Verdict, exactly, verdicts
+from anyfleet.evidence.verdicts import RULE, Gain, Verdict, Word, exactly, verdicts
 
 _UNITS: Mapping[str, str] = {"seconds": "s", "joules": "J", "bytes": "B", "flops": "FLOP"}
 _NOTHING = "–"
@@ -253,7 +254,7 @@ def _calculated_state(item: Item) -> str:
 
 # --- all items ------------------------------------------------------------------------------------
 
-_HEAD = f"""\
+_INTRODUCTION = """\
 # Evidence
 
 What the documents claim, and what came of it in our runs. This page and those that it leads to are
@@ -263,19 +264,61 @@ result files that `anyfleet reproduce` writes (`evidence/`): nobody types a numb
     anyfleet reproduce --list                   # all items, what each takes, and where it stands
     anyfleet reproduce thesis/table_3_1         # play what is missing, and write the result file
     anyfleet reproduce thesis/table_3_1 --quick # a look in seconds; nothing is written
+"""
+_WRITING = """\
+## How an item is written
 
-## The rule
+A recipe has the runs, the numbers that the document prints, and its claims, in one file:
 
-{RULE}"""
+```text
+title = "FedAdp needs fewer rounds than FedAvg"
+where = "Table 3.1"
+paper = { rounds = 300, devices = 10, seeds = 1 }    # the document's scale
+seeds = 5                                   # ours
+measures = ["rounds", "best"]               # to the target: rounds, seconds, joules, bytes, flops;
+                                            # of all evaluations, or of the last: best, score@0.5
+baseline = "FedAvg"                         # must have the accuracy that the document prints
+choices = ["The thesis does not say …; here …"]
+
+[run]                                       # what all runs have in common: keys of a run file
+rounds = 300
+
+[cases."MNIST, 5+5, one class"]             # rows of the table
+target = 0.95
+run.task.partition = { use = "Mixed", iid = 5, classes = 1, samples = 600 }
+paper.rounds = { FedAvg = 133, FedAdp = 61 }    # as printed, in SI units; or "not reached"
+
+[methods.FedAdp]                            # columns of the table
+method = { use = "fedadp", lr = 0.01 }
+
+[[claims]]
+text = "FedAdp reaches the target in fewer rounds than FedAvg."
+better = "FedAdp"
+than = ["FedAvg"]
+by = "rounds"
+
+[quick]                                     # laid over everything with --quick
+rounds = 2
+```
+
+The tables of case and method are laid over `[run]` as files are that
+[extend one another](run_files.md#files-that-build-on-others). An item with
+`explains = "whale/table_1"` is an experiment on another one: on a choice that the document leaves
+open, or on why a claim fails.
+"""
 
 
 def evidence_page(standings: Sequence[Standing]) -> str:
     """Return the page that collects the verdicts of all items."""
-    return "\n".join((_HEAD, *_collected(standings))) + "\n"
+    rule = f"## The rule\n\n{RULE}"
+    return "\n".join((_INTRODUCTION, *_collected(standings), "", rule, _WRITING))
 
 
 def _collected(standings: Sequence[Standing]) -> Iterator[str]:
     yield "## Verdicts"
+    words = [verdict.word for each in standings for verdict in each.verdicts]
+    counts = ", ".join(f"{words.count(word)} {word}" for word in get_args(Word) if word in words)
+    yield from ("", f"{len(words)} claims: {counts}.")
     documents = dict.fromkeys(each.item.document for each in standings)
     for document in documents:
         own = [each for each in standings if each.item.document == document]
@@ -292,8 +335,12 @@ def _rows(standing: Standing) -> Iterator[str]:
     link = f"[{item.where}]({page})"
     if item.explains:
         link = f"[experiment on {item.explains.partition('/')[2]}](evidence/{item.name}.md)"
-    if not standing.verdicts:
-        yield f"| {link} | {item.title} | | | | {standing.state} |"
+    known = standing.there.cells or standing.there.stale
+    if not standing.verdicts or not known:
+        count = len(standing.verdicts)
+        claims = f" ({_count(count, 'claim')})" if count else ""
+        yield f"| {link} | {item.title}{claims} | | | | {standing.state} |"
+        return
     for verdict in standing.verdicts:
         claim = verdict.claim
         claimed = "direction only" if verdict.claimed is None else _size(verdict.claimed, claim.by)
