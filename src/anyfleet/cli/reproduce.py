@@ -18,7 +18,7 @@ from anyfleet.cli.screen import console, errors, show
 from anyfleet.cli.study import Manner, conclude, opened, play
 from anyfleet.evidence.comparison import compare
 from anyfleet.evidence.comparison_page import winners
-from anyfleet.evidence.items import Item
+from anyfleet.evidence.items import Item, digest
 from anyfleet.evidence.library import Library
 from anyfleet.evidence.measured import found
 from anyfleet.evidence.pages import Standing, item_page, standing_of
@@ -174,9 +174,10 @@ def list_items() -> None:
         table.add_column(head, overflow="fold")
     for name in names:
         item = library.item(name)
-        standing = standing_of(item, library.results(name))
-        cells = {} if item.calculate else item.experiments()
-        rounds = sorted({experiment.rounds for experiment in cells.values()})
+        made = item.experiments()
+        standing = standing_of(item, library.results(name), made)
+        cells = {digest(experiment) for experiment in made.values()}  # equal ones are played once
+        rounds = sorted({experiment.rounds for experiment in made.values()})
         told = "–" if not rounds else "–".join(dict.fromkeys(map(str, (rounds[0], rounds[-1]))))
         each = item.seeds + len(item.tuning.get("values", ()))  # runs, and trials of tuned methods
         runs = str(len(cells) * each) if cells else "–"

@@ -12,10 +12,11 @@ from anyfleet.analysis.intervals import estimate
 from anyfleet.analysis.units import quantity
 from anyfleet.evidence.calculations import calculated
 from anyfleet.evidence.items import Case, Item, is_cost
-from anyfleet.evidence.measured import Amount, Found, amounts, found
+from anyfleet.evidence.measured import Amount, Found, Key, amounts, found
 from anyfleet.evidence.results import Results
 from anyfleet.evidence.tuning import chosen, tuned
 from anyfleet.evidence.verdicts import RULE, Gain, Verdict, Word, exactly, verdicts
+from anyfleet.experiment import Experiment
 
 _UNITS: Mapping[str, str] = {"seconds": "s", "joules": "J", "bytes": "B", "flops": "FLOP"}
 _NOTHING = "–"
@@ -47,10 +48,17 @@ class Standing:
         return f"{told}{part}"
 
 
-def standing_of(item: Item, results: Results | None) -> Standing:
-    """Return where an item stands; of one whose methods are tuned, where the tuned methods do."""
-    run = tuned(item, chosen(item, results)) if item.tuning and results is not None else item
-    there = found(run, results)
+def standing_of(
+    item: Item, results: Results | None, experiments: Mapping[Key, Experiment] | None = None
+) -> Standing:
+    """Return where an item stands; of one whose methods are tuned, where the tuned methods do.
+
+    `experiments` are those of the item, which saves making them again.
+    """
+    if item.tuning and results is not None:
+        there = found(tuned(item, chosen(item, results)), results)
+    else:
+        there = found(item, results, experiments)
     return Standing(item, results, there, verdicts(item, there))
 
 
