@@ -76,6 +76,7 @@ SELECTORS: Mapping[str, Callable[[int], Select]] = {
     "Quota": lambda _: selections.Quota(COHORT),
     "Learned": lambda _: Learned(COHORT),
     "Largest": lambda _: selections.Largest(COHORT, COHORT // 2),
+    "InOrder": lambda _: selections.InOrder(COHORT),
 }
 FIRST = choose.First()
 PLANNERS: Mapping[str, tuple[Plan, Choose]] = {

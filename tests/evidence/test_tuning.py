@@ -20,7 +20,7 @@ key = "method.lr"
 values = [0.01, 0.1]
 length = 0.7
 seed = 100
-share = 0.5
+budget = 0.5
 
 [run]
 rounds = 3
@@ -115,7 +115,7 @@ def test_the_trial_that_ended_best_is_chosen_case_by_case(tmp_path: Path) -> Non
         ("[run]\nrounds = 3", "[run]", "must be given"),
         ('baseline = "fedavg"', "", "must name a method"),
         ("share = 0.5", "share = 0", "> 0"),
-        ("share = 0.5", "shares = 0.5", "share"),
+        ("budget = 0.5", "budgets = 0.5", "budget"),
     ],
 )
 def test_tuning_that_cannot_be_is_refused(tmp_path: Path, old: str, new: str, told: str) -> None:

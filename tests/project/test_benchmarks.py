@@ -48,8 +48,10 @@ def test_a_round_of_a_thousand_devices(selector: str, planner: str) -> None:
     task, world, built = thousand()
     measured = fleet.measure(task, world, selector, planner, fleet.Rounds(1, warm=0))
     assert built.devices == task.devices == len(world) == 1_000
-    # Few devices report less memory than a narrow slice needs, and are not asked.
-    assert 0.9 * fleet.COHORT < measured.orders <= fleet.COHORT
+    # Few devices report less memory than a narrow slice needs, and are not asked. `InOrder` passes
+    # over all that are not there when it is their turn.
+    least = 0.3 if selector == "InOrder" else 0.9
+    assert least * fleet.COHORT < measured.orders <= fleet.COHORT
     assert measured.clock > 0
     assert measured.ask > 0
     assert measured.rest > 0

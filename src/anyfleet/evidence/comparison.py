@@ -117,7 +117,7 @@ def compare(item: Item, results: Results, *, quick: bool = False) -> Comparison:
             raise StoreError(f"{case.name}: {reference} was not run, which sets the budgets.")
         budgets = {
             each: {
-                seed: tuning.share * getattr(run, each)[-1]
+                seed: tuning.budget * getattr(run, each)[-1]
                 for seed, run in own[reference].runs.items()
             }
             for each in BUDGETS

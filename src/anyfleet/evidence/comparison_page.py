@@ -131,7 +131,7 @@ def _protocol(item: Item, comparison: Comparison) -> Iterator[str]:
         f"it can spend the budgets. Trials and runs took {minutes:.0f} minutes of wall time in all."
     )
     yield (
-        f"- The budgets are {_share(tuning.share)} tuned {comparison.reference} spends in its run "
+        f"- The budgets are {_share(tuning.budget)} tuned {comparison.reference} spends in its run "
         "with the same seed. The trials are not charged to them: every method has as many. A "
         "method counts with its last evaluation within a budget."
     )

@@ -15,7 +15,7 @@ _NETWORKS = {"fcnn": FCNN, "cnn_mnist": CNN_MNIST, "cnn_cifar": CNN_CIFAR}
 
 @checked
 @dataclass(frozen=True)
-class Step:
+class Minibatch:
     """One mini-batch on a network of the table: all layers run forward, the trained ones backward.
 
     FedPMT trains the last layers only; FedDrop keeps a share of the neurons of every hidden linear
@@ -42,7 +42,7 @@ class Step:
 
     @property
     def operations(self) -> float:
-        """The operations of the step."""
+        """The operations of training on it."""
         whole = _NETWORKS[self.network]
         layers = feddrop_layers(whole, self.keep) if self.keep < 1 else whole
         first = 0 if self.trained is None else len(whole) - self.trained
@@ -50,11 +50,11 @@ class Step:
 
 
 def operations(method: str, parameters: Mapping[str, Any]) -> float | None:
-    """Return the operations of the step that the parameters have for a method, None if for none.
+    """Return the operations of the mini-batch that the parameters have for a method, None if for none.
 
     Raise ConfigError with all that is wrong with them.
     """
     if method not in parameters:
         return None
-    step: Step = config.load(parameters[method], Step)
-    return step.operations
+    minibatch: Minibatch = config.load(parameters[method], Minibatch)
+    return minibatch.operations

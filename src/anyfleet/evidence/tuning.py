@@ -27,7 +27,7 @@ class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     values: Annotated[tuple[float, ...], msgspec.Meta(min_length=2)]
     length: Annotated[float, msgspec.Meta(gt=0, lt=1)]  # of a trial, as a share of the run's rounds
     seed: int  # of all trials, and of no other run
-    share: Annotated[float, msgspec.Meta(gt=0, le=1)]  # of the baseline's spending: the budgets
+    budget: Annotated[float, msgspec.Meta(gt=0, le=1)]  # of the baseline's spending: the budgets
 
     def told(self, value: float) -> str:
         """Return a value with the last part of its key, as names have it."""
