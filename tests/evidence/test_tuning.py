@@ -114,7 +114,7 @@ def test_the_trial_that_ended_best_is_chosen_case_by_case(tmp_path: Path) -> Non
         ("length = 0.7", "length = 1.0", "< 1"),
         ("[run]\nrounds = 3", "[run]", "must be given"),
         ('baseline = "fedavg"', "", "must name a method"),
-        ("share = 0.5", "share = 0", "> 0"),
+        ("budget = 0.5", "budget = 0", "> 0"),
         ("budget = 0.5", "budgets = 0.5", "budget"),
     ],
 )
