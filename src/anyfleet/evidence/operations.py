@@ -50,7 +50,7 @@ class Minibatch:
 
 
 def operations(method: str, parameters: Mapping[str, Any]) -> float | None:
-    """Return the operations of the mini-batch that a method has in the parameters, None without one.
+    """Return the operations of the mini-batch that parameters have for a method; None without one.
 
     Raise ConfigError with all that is wrong with them.
     """
