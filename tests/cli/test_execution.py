@@ -211,4 +211,4 @@ def test_the_options_are_those_of_every_command_that_runs() -> None:
         for command in app.registered_commands
         if command.callback and {"device", "engine"} <= command.callback.__annotations__.keys()
     }
-    assert named == {"demo", "run", "compare", "sweep"}
+    assert named == {"demo", "run", "compare", "sweep", "reproduce"}

@@ -59,6 +59,8 @@ SLIPS = {
     "FisherUtility.penalty",
     "FisherUtility.target",
     "FisherUtility.threshold",
+    "FrozenPrefix.clip",
+    "FrozenPrefix.proximal",
     "Generator.rho_s",
     "Gradient.clip",
     "Gradient.proximal",

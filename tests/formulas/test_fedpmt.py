@@ -8,9 +8,16 @@ import torch
 
 from anyfleet.elastic import Slice, trace
 from anyfleet.elastic.cost.operations import operations
-from anyfleet.formulas.fedpmt import CNN_CIFAR, CNN_MNIST, FCNN, Dense, Rule, fedpmt_complexity
-from anyfleet.formulas.reference.fedpmt_table import (
+from anyfleet.formulas.fedpmt import (
+    CNN_CIFAR,
+    CNN_MNIST,
+    FCNN,
+    Dense,
+    Rule,
     feddrop_layers,
+    fedpmt_complexity,
+)
+from anyfleet.formulas.reference.fedpmt_table import (
     fedpmt_complexity_shares,
     fedpmt_deadline_seconds,
 )

@@ -7,8 +7,14 @@ from typing import Any, Literal
 from anyfleet import config
 from anyfleet.arguments import checked
 from anyfleet.errors import refuse
-from anyfleet.formulas.fedpmt import CNN_CIFAR, CNN_MNIST, FCNN, Rule, fedpmt_complexity
-from anyfleet.formulas.reference.fedpmt_table import feddrop_layers
+from anyfleet.formulas.fedpmt import (
+    CNN_CIFAR,
+    CNN_MNIST,
+    FCNN,
+    Rule,
+    feddrop_layers,
+    fedpmt_complexity,
+)
 
 _NETWORKS = {"fcnn": FCNN, "cnn_mnist": CNN_MNIST, "cnn_cifar": CNN_CIFAR}
 

@@ -91,6 +91,29 @@ CNN_CIFAR: tuple[CountedLayer, ...] = (
 )
 
 
+def feddrop_layers(layers: Sequence[CountedLayer], share: float) -> tuple[CountedLayer, ...]:
+    """Return the layers of FedDrop's network: hidden linear layers narrowed (specification §2).
+
+    They keep a share of their neurons; convolutions stay complete. Widths are not rounded, as in
+    FedPMT's table.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"feddrop_layers() keeps a share in (0, 1] of the neurons, got {share}.")
+    return tuple(_dropped(layers, i, share) for i in range(len(layers)))
+
+
+def _dropped(layers: Sequence[CountedLayer], i: int, share: float) -> CountedLayer:
+    layer = layers[i]
+    if isinstance(layer, Convolution):
+        return layer
+    after_hidden = i > 0 and isinstance(layers[i - 1], Dense)
+    is_output = i == len(layers) - 1
+    return Dense(
+        layer.inputs * (share if after_hidden else 1),
+        layer.outputs * (1 if is_output else share),
+    )
+
+
 # --- operations -----------------------------------------------------------------------------------
 
 

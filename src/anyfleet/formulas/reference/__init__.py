@@ -88,7 +88,6 @@ from anyfleet.formulas.reference.distillation import (
     softmax,
 )
 from anyfleet.formulas.reference.fedpmt_table import (
-    feddrop_layers,
     fedpmt_complexity_shares,
     fedpmt_deadline_seconds,
 )
@@ -153,7 +152,7 @@ __all__ = [
     "cross_entropy", "cross_entropy_gradient", "delivered_chances", "delivered_width", "descended",
     "divergence_from_teacher", "divergence_gradient", "entropy_bits", "expected_column_coverage",
     "expected_delivered_share", "fedadp_decrease_is_proved", "fedadp_mean_divergence",
-    "fedavg_cohort_size", "fedavg_mean", "feddrop_channels", "feddrop_layers",
+    "fedavg_cohort_size", "fedavg_mean", "feddrop_channels",
     "fedhq_quantisation_levels", "fedpmt_bound", "fedpmt_complexity_shares",
     "fedpmt_computing_seconds", "fedpmt_deadline_seconds", "fedpmt_layer_mask", "fedpmt_layer_mean",
     "fedpmt_layer_product", "fedpmt_layer_weights", "fedpmt_noise", "fedpmt_psi_layer",

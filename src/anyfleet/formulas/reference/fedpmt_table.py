@@ -1,9 +1,9 @@
-"""FedPMT's tables: shares of the full complexity, FedDrop's networks, deadlines."""
+"""FedPMT's tables: shares of the full complexity, and deadlines."""
 
 import math
 from collections.abc import Sequence
 
-from anyfleet.formulas.fedpmt import Convolution, CountedLayer, Dense, Rule, fedpmt_complexity
+from anyfleet.formulas.fedpmt import CountedLayer, Rule, fedpmt_complexity
 
 
 def fedpmt_complexity_shares(
@@ -17,17 +17,6 @@ def fedpmt_complexity_shares(
     return tuple(
         fedpmt_complexity(layers, batch, rule, first=first) / full for first in range(len(layers))
     )
-
-
-def feddrop_layers(layers: Sequence[CountedLayer], share: float) -> tuple[CountedLayer, ...]:
-    """Return the layers of FedDrop's network: hidden linear layers narrowed (specification §2).
-
-    They keep a share of their neurons; convolutions stay complete. Widths are not rounded, as in
-    FedPMT's table.
-    """
-    if not 0 < share <= 1:
-        raise ValueError(f"feddrop_layers() keeps a share in (0, 1] of the neurons, got {share}.")
-    return tuple(_dropped(layers, i, share) for i in range(len(layers)))
 
 
 def fedpmt_deadline_seconds(
@@ -49,18 +38,6 @@ def fedpmt_deadline_seconds(
         )
     rounded = shares if digits is None else [_rounded_up(share, digits) for share in shares]
     return tuple(share * full_seconds / level for share, level in zip(rounded, levels, strict=True))
-
-
-def _dropped(layers: Sequence[CountedLayer], i: int, share: float) -> CountedLayer:
-    layer = layers[i]
-    if isinstance(layer, Convolution):
-        return layer
-    after_hidden = i > 0 and isinstance(layers[i - 1], Dense)
-    is_output = i == len(layers) - 1
-    return Dense(
-        layer.inputs * (share if after_hidden else 1),
-        layer.outputs * (1 if is_output else share),
-    )
 
 
 def _rounded_up(number: float, digits: int) -> float:
