@@ -80,6 +80,7 @@ def test_an_item_is_cases_and_methods_laid_over_a_run(tmp_path: Path) -> None:
         ('"not reached"', '"never"', "must be a number or 'not reached'"),
         ("seeds = 2\nmeasures", "seeds = 0\nmeasures", "is not an item"),
         ("[quick]", "[quicker]", "quicker"),
+        ('by = "rounds"', 'by = "rounds"\nmore_than = "best"', "compares gains of scores"),
     ],
 )
 def test_what_is_wrong_with_an_item_is_told(tmp_path: Path, old: str, new: str, told: str) -> None:
@@ -98,3 +99,19 @@ def test_problems_of_all_experiments_are_told_at_once(tmp_path: Path) -> None:
     assert "skewed, FedAvg" in str(error.value)
     assert "skewed, FedProx" in str(error.value)
     assert "alfa" in str(error.value)
+
+
+def test_a_claim_may_be_made_for_each_case(tmp_path: Path) -> None:
+    text = ITEM.replace('cases = ["skewed"]\n\n[[claims]]', "\n[[claims]]").replace(
+        'by = "rounds"\ncases = ["skewed"]', 'by = "rounds"\neach = true'
+    )
+    claims = read_item(write(tmp_path, text)).claims
+    assert [(claim.text, claim.cases) for claim in claims] == [
+        ("FedProx is faster: even.", ("even",)),
+        ("FedProx is faster: skewed.", ("skewed",)),
+    ]
+
+
+def test_a_paper_may_not_say_how_many_rounds_it_had(tmp_path: Path) -> None:
+    text = ITEM.replace("paper = { rounds = 3, devices", "paper = { devices")
+    assert read_item(write(tmp_path, text)).paper.rounds is None

@@ -1,6 +1,8 @@
+import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from anyfleet.cli.app import app
@@ -9,7 +11,7 @@ from anyfleet.evidence.library import Library
 from anyfleet.evidence.measured import found
 from anyfleet.evidence.pages import evidence_page, item_page, standing_of
 from anyfleet.evidence.reproducing import Extent, reproduction
-from anyfleet.evidence.results import read_results
+from anyfleet.evidence.results import CellResult, Results, Series, read_results
 from tests.evidence.test_items import ITEM
 
 NAME = "thesis/table_9"
@@ -50,6 +52,7 @@ def test_an_item_is_played_written_and_told(library: Library) -> None:
     assert "not reached / " not in page  # FedProx was not compared on even data
     assert "| FedProx is faster. | FedAvg |" in page
     assert "abc1234" in page
+    assert f"`anyfleet reproduce {NAME} --engine Sequential`" in page
     assert f"evidence/{NAME}.md" in evidence_page([standing_of(item, results)])
     assert NAME in command("--list")
 
@@ -91,3 +94,58 @@ def test_unknown_items_and_cases_are_told(library: Library) -> None:
     file.write_bytes(b"no")
     with pytest.raises(StoreError, match="is damaged"):
         read_results(file)
+
+
+# --- results that are joined ----------------------------------------------------------------------
+
+
+def test_fewer_seeds_take_nothing_away(library: Library) -> None:
+    options = ("--jobs", "1", "--engine", "Sequential")
+    command(NAME, "--seeds", "2", *options)
+    before = library.result_file(NAME).read_bytes()
+    command(NAME, "--seeds", "1", *options)
+    assert library.result_file(NAME).read_bytes() == before
+    told = command(NAME, "--seeds", "2", *options, "--json")  # finished: nothing is played
+    assert library.result_file(NAME).read_bytes() == before
+    (last,) = [json.loads(line) for line in told.splitlines() if '"result"' in line]
+    assert [verdict["than"] for verdict in last["results"]] == ["FedAvg"]
+
+
+def cell(runs: dict[int, float], minutes: float = 1.0, commit: str = "abc") -> CellResult:
+    series = {
+        seed: Series((1,), {"": (score,)}, (1.0,), (1.0,), (1.0,), (1.0,))
+        for seed, score in runs.items()
+    }
+    place = ("x", "even", "FedAvg", 3, 4, "a machine", "2026-11-18", commit, minutes)
+    return CellResult(*place, series, command="anyfleet reproduce")
+
+
+def test_runs_of_two_commands_are_joined() -> None:
+    first = cell({0: 0.1, 1: 0.2}, 2.0)
+    assert first.joined(cell({1: 0.2}, 0.0, "def")) == first  # repeated
+    on = first.joined(cell({0: 0.1, 1: 0.2, 2: 0.3}, 1.0, "def"))
+    assert (list(on.runs), on.minutes, on.commit) == ([0, 1, 2], 3.0, "abc; def")
+    other = first.joined(cell({0: 0.4, 1: 0.5}, 5.0, "def"))
+    assert (other.runs[0].scores[""], other.minutes, other.commit) == ((0.4,), 5.0, "def")
+    half = first.joined(cell({1: 0.5}, 5.0, "def"))
+    assert (half.minutes, half.commit) == (6.0, "abc; def")
+
+
+def test_a_later_configuration_replaces_an_earlier_one() -> None:
+    first = Results("thesis/table_9", cells={"x": cell({0: 0.1})})
+    later = Results("thesis/table_9", cells={"y": cell({0: 0.2})})
+    assert list(first.joined(later).cells) == ["y"]
+    shared = replace(cell({0: 0.1}), case="odd", also=(("even", "FedAvg"),))
+    assert list(first.joined(Results("thesis/table_9", cells={"z": shared})).cells) == ["z"]
+
+
+def test_stale_results_are_known_by_every_case_that_they_serve(library: Library) -> None:
+    text = ITEM.replace(
+        'run = { task = { partition = { use = "Dirichlet", alpha = 0.3 } } }', "run = {}"
+    )
+    file = Path(f"recipes/{NAME}.toml")
+    file.write_text(text)
+    command(NAME, "--seeds", "1", "--jobs", "1", "--engine", "Sequential")
+    file.write_text(text.replace('"fedavg", lr = 0.1', '"fedavg", lr = 0.2'))
+    there = found(library.item(NAME), library.results(NAME))
+    assert there.stale == (("even", "FedAvg"), ("skewed", "FedAvg"))

@@ -2,9 +2,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from anyfleet.evidence.items import Case, Claim, Column, Item, Scale
 from anyfleet.evidence.measured import Found, amount_of, score_at
+from anyfleet.evidence.pages import Standing, evidence_page, item_page
 from anyfleet.evidence.results import CellResult, Series
 from anyfleet.evidence.verdicts import Verdict, gain_of, paper_gain, verdicts
 
@@ -82,11 +84,75 @@ def test_the_interval_decides(new: Sequence[int], old: Sequence[int], word: str)
     assert found.claimed == pytest.approx(2.0)
 
 
+def test_a_target_that_both_miss_says_nothing() -> None:
+    never = [run([0.1] * 4, seconds=each) for each in (1.0, 1.0, 1.0)]
+    slow = [run([0.1] * 4, seconds=each) for each in (2.0, 2.0, 2.0)]
+    found = judged(item("seconds"), never, slow)
+    assert (found.word, found.gain) == ("undecided (scale)", None)
+    assert "new missed the target in 3 of 3 runs" in found.why
+    one = judged(item("seconds"), [AT[0], AT[0], never[0]], [AT[1], AT[1], slow[0]])
+    assert one.gain is not None
+    assert one.gain.mean == pytest.approx(2.0)  # the seed in which both miss it does not count
+
+
+def test_a_method_that_misses_the_target_gains_nothing() -> None:
+    never = [run([0.1] * 4, seconds=1.0)] * 3  # 4 s in all, where the other has it after 6 s
+    found = judged(item("seconds"), never, [AT[2]] * 3)
+    assert found.word == "not reproduced"
+    assert found.gain is not None
+    assert found.gain.mean == 1.0
+
+
+def test_a_target_that_only_the_other_misses_is_a_gain() -> None:
+    found = judged(item("rounds", 2.0), [AT[0]] * 3, [AT[4]] * 3)
+    assert found.word == "reproduced"
+    assert found.gain is not None
+    assert found.gain.mean == 4.0
+    assert found.why.endswith("old missed the target in 3 of 3 runs")
+
+
+def test_an_interval_with_gains_and_losses_decides_nothing() -> None:
+    """It may exclude what the paper claims all the same."""
+    old = [run([0.5 + each]) for each in (0.0, 0.01, 0.03)]
+    found = judged(item("best", 0.2), [run([0.51])] * 3, old)
+    assert found.word == "undecided (scale)"
+    assert found.why == "the interval holds gains and losses, none as large as the paper's"
+
+
+def test_devices_are_those_of_the_better_method() -> None:
+    cells = {
+        ("case", name): CellResult(
+            *("x", "case", name, 4, devices, "a machine", "2026-11-17", "abc", 1.0),
+            dict(enumerate(runs)),
+        )
+        for name, devices, runs in (("new", 10, [AT[0]] * 3), ("old", 1, [AT[1]] * 3))
+    }
+    (found,) = verdicts(item(), Found(cells))
+    assert found.word == "reproduced"
+
+
+def test_a_lead_may_be_larger_by_one_score_than_by_another() -> None:
+    def both(whole: float, quarter: float) -> Series:
+        scores: dict[str, tuple[float | None, ...]] = {"": (whole,), "0.25": (quarter,)}
+        return Series((1,), scores, (1.0,), (1.0,), (1.0,), (1.0,))
+
+    claim = Claim("", "new", ("old",), "score@0.25", ("case",), more_than="score")
+    asked = item(claims=(claim,))
+    new = [both(0.7, 0.6 + each / 100) for each in range(3)]
+    old = [both(0.6, 0.3 + each / 100) for each in range(3)]
+    found = judged(asked, new, old)
+    assert (found.word, found.claimed) == ("reproduced", None)
+    assert found.gain is not None
+    assert found.gain.mean == pytest.approx(0.2)  # 30 points against 10
+    assert judged(asked, old, new).word == "not reproduced"
+
+
 def test_a_smaller_scale_decides_nothing() -> None:
     new, old = [AT[0]] * 3, [AT[1]] * 3
     assert judged(item(), new[:2], old[:2]).why == "2 seeds of 3"
     fewer = judged(item(), new, old, rounds=3)
     assert (fewer.word, fewer.why) == ("undecided (scale)", "3 rounds of 4")
+    assert judged(item(paper=Scale(None, 10, 3)), new, old, rounds=3).word == "reproduced"
     larger = judged(item(paper=Scale(4, 20, 3)), new, old)
     assert larger.why == "10 devices of 20"
 
@@ -96,6 +162,24 @@ def test_a_baseline_must_have_the_accuracy_of_the_paper() -> None:
     assert judged(item(baseline="new"), new, old).word == "baseline not matched"  # 60 %, not 50 %
     near = [run([0.1, 0.51, 0.6, 0.6])] * 3
     assert judged(item(baseline="old"), new, near).word == "reproduced"
+    swinging = [run([0.51, 0.1, 0.6, 0.6])] * 3  # the best until then counts
+    assert judged(item(baseline="old"), new, swinging).word != "baseline not matched"
+
+
+def test_a_baseline_without_an_evaluation_until_then_does_not_match() -> None:
+    late = Series((3,), {"": (0.5,)}, (6.0,), (6.0,), (6.0,), (6.0,))
+    found = judged(item(baseline="old"), [AT[0]] * 3, [late] * 3)
+    assert found.word == "baseline not matched"
+
+
+def test_a_baseline_is_not_judged_by_what_is_left_of_it() -> None:
+    """Nobody trains FedAvg's model to be cut."""
+    cut = {"best@0.5": {"old": 0.9}}
+    asked = item("best", 0.1, baseline="old", cases={"case": Case("case", paper=cut)})
+    new = [run([0.71])] * 3
+    half: dict[str, tuple[float | None, ...]] = {"": (0.6,), "0.5": (0.1,)}
+    old = [Series((1,), half, (1.0,), (1.0,), (1.0,), (1.0,))] * 3
+    assert judged(asked, new, old).word == "reproduced"
 
 
 def test_scores_are_compared_by_their_difference() -> None:
@@ -135,3 +219,32 @@ def test_what_was_not_run_has_no_verdict() -> None:
     assert (found.word, found.why) == ("not run", "2 of 2 cells were not run")
     (stale,) = verdicts(item(), Found({}, stale=(("case", "new"),)))
     assert stale.why == "results are stale"
+
+
+# --- pages ----------------------------------------------------------------------------------------
+
+
+def standing(asked: Item, new: Sequence[Series], old: Sequence[Series]) -> Standing:
+    cells = {
+        ("case", name): replace(cell("case", name, dict(enumerate(runs))), digest=name)
+        for name, runs in (("new", new), ("old", old))
+    }
+    there = Found(cells)
+    return Standing(asked, None, there, verdicts(asked, there))
+
+
+def test_a_claim_that_fails_names_the_experiment_in_which_it_holds() -> None:
+    fails = standing(item(), [AT[2]] * 3, [AT[1]] * 3)
+    assert "new is better (against old): cause not found." in item_page(fails)
+    experiment = standing(item(explains="papers/table"), [AT[0]] * 3, [AT[1]] * 3)
+    page = item_page(fails, [experiment])
+    assert "new is better (against old): it holds in [title](table.md), new: × 2 (2 to 2)." in page
+    assert "Why claims fail" not in item_page(experiment)
+
+
+def test_the_collection_says_how_each_item_was_run() -> None:
+    asked = item(paper=Scale(None, 10, 3))
+    page = evidence_page([standing(asked, [AT[0]] * 3, [AT[1]] * 3)])
+    (row,) = [line for line in page.splitlines() if line.startswith("| papers/table |")]
+    assert "4 rounds, 10 devices, 3 seeds | rounds not given, 10 devices, 3 runs" in row
+    assert "| a machine | 2026-11-17 | abc | 2.0 min | `anyfleet reproduce papers/table` |" in row

@@ -1,28 +1,35 @@
 """`anyfleet reproduce`: play the runs of an item, and set its numbers beside the document's."""
 
 import shlex
-import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import typer
 from msgspec.structs import replace as replace_struct
+from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
 from anyfleet import config
 from anyfleet.cli.run import RUNS
-from anyfleet.cli.screen import console, errors, show
+from anyfleet.cli.screen import console, errors, show, silent
 from anyfleet.cli.study import Manner, conclude, opened, play
 from anyfleet.evidence.comparison import compare
 from anyfleet.evidence.comparison_page import winners
 from anyfleet.evidence.items import Item, digest
 from anyfleet.evidence.library import Library
 from anyfleet.evidence.measured import found
-from anyfleet.evidence.pages import Standing, item_page, standing_of
-from anyfleet.evidence.reproducing import Extent, Reproduction, reproduction, results_of
+from anyfleet.evidence.pages import Standing, item_page, minutes_of, standing_of
+from anyfleet.evidence.reproducing import (
+    Extent,
+    Reproduction,
+    origin,
+    reproduction,
+    results_of,
+)
 from anyfleet.evidence.results import Results, write_results
 from anyfleet.evidence.tuning import chosen, trials, tuned
 from anyfleet.evidence.verdicts import verdicts
@@ -47,6 +54,16 @@ class Asked:
         """Return how much of an item is run."""
         usual = _QUICK_SEEDS if self.quick else item.seeds
         return Extent(usual if self.seeds is None else self.seeds, self.cases, self.quick)
+
+    def command(self, item: Item) -> str:
+        """Return the command without what no result depends on: folders, processes, output."""
+        words = ["anyfleet", "reproduce", item.name]
+        words += [] if self.seeds is None else ["--seeds", f"{self.seeds}"]
+        words += [word for case in self.cases for word in ("--case", case)]
+        words += [] if self.threads == 1 else ["--threads", f"{self.threads}"]
+        words += [] if self.device is None else ["--device", self.device]
+        words += [] if self.engine is None else ["--engine", self.engine]
+        return shlex.join([*words, *self.changes])
 
     def over(self) -> dict[str, Any]:
         """Return what changes every run file accordingly."""
@@ -74,18 +91,19 @@ def reproduce_item(name: str, asked: Asked, manner: Manner) -> None:
         return
     asked_for = reproduction(item, asked.extent(item), threads=asked.threads, over=asked.over())
     out = manner.out or _folder(asked_for, quick=asked.quick)
-    began = time.monotonic()
+    began, came_from = time.monotonic(), origin(item, asked.command(item))
     if holds_study(out):
         show(errors(), f"Going on in {out}.")
     with opened(asked_for.study, Manner(out, manner.jobs, manner.json, manner.terms)) as study:
         outcome = play(study)
         minutes = (time.monotonic() - began) / 60
-        command = shlex.join(["anyfleet", *sys.argv[1:]])
         settled = replace(asked_for, study=study.study)
-        results = results_of(settled, outcome.runs, minutes=minutes, command=command)
+        results = results_of(settled, outcome.runs, came_from, minutes=minutes)
+        standing = _kept(library, asked_for, results, quick=asked.quick)
         if outcome.finished:
-            tell(library, item, asked_for, results, quick=asked.quick)
-        conclude(study, outcome)
+            study.screen.print(Markdown(item_page(standing)))
+            _say_where(library, item, study.screen, quick=asked.quick)
+        conclude(study, outcome, _encoded(standing))
 
 
 def reproduce_tuned(library: Library, item: Item, asked: Asked, manner: Manner) -> None:
@@ -100,12 +118,11 @@ def reproduce_tuned(library: Library, item: Item, asked: Asked, manner: Manner) 
     best = tuned(item, chosen(item, first))
     last = _played(library, best, extent, asked, _inside(manner, "runs"))
     results = replace_struct(last, cells={**first.cells, **last.cells})
-    console().print(Markdown(winners(compare(item, results, quick=asked.quick))))
-    if asked.quick:
-        show(console(), "A quick look: small data, few rounds. No result file was written.")
-    else:
-        show(console(), f"Results: {library.result_file(item.name)}")
-        show(console(), "Page and rows of the package: python -m tools.comparison")
+    screen = silent() if manner.json else console()
+    screen.print(Markdown(winners(compare(item, results, quick=asked.quick))))
+    _say_where(library, item, screen, quick=asked.quick)
+    if not asked.quick:
+        show(screen, "Page and rows of the package: python -m tools.comparison")
 
 
 def _inside(manner: Manner, name: str) -> Manner:
@@ -119,41 +136,57 @@ def _played(library: Library, item: Item, extent: Extent, asked: Asked, manner: 
     """
     asked_for = reproduction(item, extent, threads=asked.threads, over=asked.over())
     out = manner.out or _folder(asked_for, quick=asked.quick)
-    began = time.monotonic()
+    began, came_from = time.monotonic(), origin(item, asked.command(item))
     with opened(asked_for.study, replace(manner, out=out)) as study:
         outcome = play(study)
         minutes = (time.monotonic() - began) / 60
-        command = shlex.join(["anyfleet", *sys.argv[1:]])
         settled = replace(asked_for, study=study.study)
-        results = results_of(settled, outcome.runs, minutes=minutes, command=command)
-        if outcome.finished and not asked.quick:
-            before = library.results(item.name)
-            joined = results if before is None else before.joined(results)
-            write_results(library.result_file(item.name), joined)
-        conclude(study, outcome)
+        results = results_of(settled, outcome.runs, came_from, minutes=minutes)
+        standing = _kept(library, asked_for, results, quick=asked.quick)
+        conclude(study, outcome, _encoded(standing))
     return results
 
 
-def tell(
-    library: Library, item: Item, asked_for: Reproduction, results: Results, *, quick: bool
-) -> None:
-    """Write the result file, and show the page of the item."""
+def _kept(library: Library, asked_for: Reproduction, results: Results, *, quick: bool) -> Standing:
+    """Write the result file unless it was a quick look; return where the item stands."""
+    item = asked_for.item
     if quick:
         experiments = {
             key: asked_for.study.cells[name].experiment for key, name in asked_for.names.items()
         }
         there = found(item, results, experiments)
-        standing = Standing(item, results, there, verdicts(item, there))
-    else:
-        before = library.results(item.name)
-        joined = results if before is None else before.joined(results)
+        return Standing(item, results, there, verdicts(item, there))
+    before = library.results(item.name)
+    joined = results if before is None else before.joined(results)
+    if results.cells:
         write_results(library.result_file(item.name), joined)
-        standing = standing_of(item, joined)
-    console().print(Markdown(item_page(standing)))
+    return standing_of(item, joined)
+
+
+def _say_where(library: Library, item: Item, screen: Console, *, quick: bool) -> None:
     if quick:
-        show(console(), "A quick look: small data, few rounds. No result file was written.")
+        show(screen, "A quick look: small data, few rounds. No result file was written.")
     else:
-        show(console(), f"Results: {library.result_file(item.name)}")
+        show(screen, f"Results: {library.result_file(item.name)}")
+
+
+def _encoded(standing: Standing) -> bytes:
+    """Return the verdicts of an item as JSON."""
+    return msgspec.json.encode(
+        [
+            {
+                "claim": each.claim.text,
+                "better": each.claim.better,
+                "than": each.other,
+                "by": each.claim.by,
+                "verdict": each.word,
+                "why": each.why,
+                "gain": each.gain and [each.gain.mean, each.gain.low, each.gain.high],
+                "claimed": each.claimed,
+            }
+            for each in standing.verdicts
+        ]
+    )
 
 
 def _folder(asked_for: Reproduction, *, quick: bool) -> Path:
@@ -170,7 +203,7 @@ def list_items() -> None:
         told = "there are no items here: run this in a copy of the project (recipes/)."
         raise typer.BadParameter(told, param_hint="--list")
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for head in ("item", "where", "runs", "rounds", "stands"):
+    for head in ("item", "where", "runs", "rounds", "took", "stands"):
         table.add_column(head, overflow="fold")
     for name in names:
         item = library.item(name)
@@ -181,5 +214,5 @@ def list_items() -> None:
         told = "–" if not rounds else "–".join(dict.fromkeys(map(str, (rounds[0], rounds[-1]))))
         each = item.seeds + len(item.tuning.get("values", ()))  # runs, and trials of tuned methods
         runs = str(len(cells) * each) if cells else "–"
-        table.add_row(name, item.where, runs, told, standing.state)
+        table.add_row(name, item.where, runs, told, minutes_of(standing), standing.state)
     console().print(table)

@@ -274,13 +274,17 @@ def tell(
         show(screen, line)
 
 
-def conclude(opened: OpenStudy, outcome: Outcome) -> None:
-    """Say how to go on if runs are left; exit with a code that says so, too."""
+def conclude(opened: OpenStudy, outcome: Outcome, results: bytes | None = None) -> None:
+    """Say how to go on if runs are left; exit with a code that says so, too.
+
+    `results` is what the last line of JSON holds; None: what `tell` has written.
+    """
     folder = opened.folder
     again = resumption(folder, opened.manner.terms.allow)
     if opened.manner.json:
-        written = (folder / "results.json").read_bytes() if outcome.finished else b"null"
-        found = msgspec.Raw(msgspec.json.format(written, indent=-1))
+        if results is None:
+            results = (folder / "results.json").read_bytes() if outcome.finished else b"null"
+        found = msgspec.Raw(msgspec.json.format(results, indent=-1))
         put_line(
             opened.out,
             "result",

@@ -31,9 +31,9 @@ Printed = Mapping[str, float | None]  # by method; None: the paper says that it 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much a paper ran: rounds, devices, and runs with different seeds."""
+    """How much a paper ran: rounds (None: it does not say), devices, runs with different seeds."""
 
-    rounds: int
+    rounds: int | None
     devices: int
     seeds: int = 1
 
@@ -65,7 +65,8 @@ class Claim:
     """A claim of a paper: one method is better than others by a measure, over some cases.
 
     `gain` is what the paper says: a ratio of costs, or a difference of scores. Without it, it is
-    computed from the numbers that the paper prints; without these, only a direction is claimed.
+    computed from the numbers that the paper prints; without these, only a direction is claimed. A
+    claim with `more_than` says that the gain by one score is larger than that by another one.
     """
 
     text: str
@@ -74,6 +75,7 @@ class Claim:
     by: str
     cases: tuple[str, ...]
     gain: float | None = None
+    more_than: str | None = None  # another score
 
 
 @dataclass(frozen=True)
@@ -163,8 +165,8 @@ _Table = dict[str, Any]
 
 
 class _Scale(msgspec.Struct, forbid_unknown_fields=True):
-    rounds: _Count
     devices: _Count
+    rounds: _Count | None = None
     seeds: _Count = 1
 
 
@@ -182,7 +184,9 @@ class _Claim(msgspec.Struct, forbid_unknown_fields=True):
     than: Annotated[list[str], msgspec.Meta(min_length=1)]
     by: str
     cases: list[str] | None = None
+    each: bool = False  # a claim of its own for each of the cases
     gain: float | None = None
+    more_than: str | None = None
 
 
 class _Item(msgspec.Struct, forbid_unknown_fields=True):
@@ -234,7 +238,7 @@ def _item(found: _Item, file: Path) -> Item:
         measures=tuple(found.measures),
         cases={name: _case(name, case) for name, case in found.cases.items()},
         methods={name: _column(name, table) for name, table in found.methods.items()},
-        claims=tuple(_claim(claim, names) for claim in found.claims),
+        claims=tuple(each for claim in found.claims for each in _claims(claim, names)),
         run=found.run,
         quick=found.quick,
         baseline=found.baseline,
@@ -264,9 +268,16 @@ def _column(name: str, table: _Table) -> Column:
     return Column(name, run, table.get("quick", {}), None if cases is None else tuple(cases))
 
 
-def _claim(claim: _Claim, cases: tuple[str, ...]) -> Claim:
+def _claims(claim: _Claim, cases: tuple[str, ...]) -> Iterator[Claim]:
+    """Yield a claim over its cases, or one for each of them."""
     chosen = cases if claim.cases is None else tuple(claim.cases)
-    return Claim(claim.text, claim.better, tuple(claim.than), claim.by, chosen, claim.gain)
+    known = (claim.better, tuple(claim.than), claim.by)
+    more = (claim.gain, claim.more_than)
+    if not claim.each:
+        yield Claim(claim.text, *known, chosen, *more)
+        return
+    for case in chosen:
+        yield Claim(f"{claim.text.removesuffix('.')}: {case}.", *known, (case,), *more)
 
 
 def _problems(item: _Item) -> Iterator[Problem]:
@@ -306,6 +317,10 @@ def _problems(item: _Item) -> Iterator[Problem]:
         for name in claim.cases or ():
             if name not in item.cases:
                 yield Problem(where, f"there is no case {name!r}.")
+        if claim.more_than is not None:
+            yield from _of_measure(where, claim.more_than, computed=computed)
+            if is_cost(claim.by) or is_cost(claim.more_than):
+                yield Problem(where, "`more_than` compares gains of scores, not of costs.")
 
 
 def _of_measure(where: str, measure: str, *, computed: bool) -> Iterator[Problem]:

@@ -38,7 +38,7 @@ def found(
     stale: list[Key] = []
     missing: list[Key] = []
     known = {} if results is None else results.cells
-    names = {(cell.case, cell.method) for cell in known.values()}
+    names = {key for cell in known.values() for key in cell.places()}
     for key, experiment in made.items():
         cell = known.get(digest(experiment))
         if cell is not None:
@@ -78,6 +78,12 @@ def score_at(run: Series, measure: str, amount: float) -> float:
     spent = getattr(run, measure)
     within = [score for cost, score in zip(spent, run.values(), strict=True) if cost <= amount]
     return within[-1] if within else math.nan
+
+
+def best_until(run: Series, measure: str, amount: float) -> float:
+    """Return the best score of the evaluations that a run paid with so much of a cost."""
+    spent = zip(getattr(run, measure), run.values(), strict=True)
+    return Metric(run.metric).best(score for cost, score in spent if cost <= amount)
 
 
 def label(case: Case, column: Column) -> str:

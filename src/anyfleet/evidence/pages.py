@@ -13,7 +13,7 @@ from anyfleet.analysis.units import quantity
 from anyfleet.evidence.calculations import calculated
 from anyfleet.evidence.items import Case, Item, is_cost
 from anyfleet.evidence.measured import Amount, Found, Key, amounts, found
-from anyfleet.evidence.results import Results
+from anyfleet.evidence.results import CellResult, Results
 from anyfleet.evidence.tuning import chosen, tuned
 from anyfleet.evidence.verdicts import RULE, Gain, Verdict, Word, exactly, verdicts
 from anyfleet.experiment import Experiment
@@ -70,13 +70,24 @@ def item_page(standing: Standing, experiments: Sequence[Standing] = ()) -> str:
     return "\n".join(_item_lines(standing, experiments)) + "\n"
 
 
+def minutes_of(standing: Standing) -> str:
+    """Return how long the runs of an item took, in words; "–" if none was run."""
+    cells = _distinct(standing)
+    return f"{math.fsum(cell.minutes for cell in cells):.1f} min" if cells else _NOTHING
+
+
+def _distinct(standing: Standing) -> list[CellResult]:
+    """Return the cells of an item, each once: several cases may share one."""
+    return [*{cell.digest: cell for cell in standing.there.cells.values()}.values()]
+
+
 def _item_lines(standing: Standing, experiments: Sequence[Standing]) -> Iterator[str]:
     item = standing.item
     yield f"# {item.document}, {item.where}: {item.title}"
     yield ""
     yield from _scale(standing)
     yield ""
-    yield f"`anyfleet reproduce {item.name}`"
+    yield from (f"`{command}`" for command in _commands(standing))
     if item.note:
         yield from ("", item.note)
     yield from _tables(standing)
@@ -84,6 +95,7 @@ def _item_lines(standing: Standing, experiments: Sequence[Standing]) -> Iterator
     if item.choices:
         yield from ("", "## What the document leaves open", "")
         yield from (f"- {choice}" for choice in item.choices)
+    yield from _failing(standing, experiments)
     for each in experiments:
         yield from ("", f"## Experiment: {each.item.title}", "")
         yield f"[{each.item.name}]({each.item.name.partition('/')[2]}.md): {each.state}."
@@ -92,30 +104,51 @@ def _item_lines(standing: Standing, experiments: Sequence[Standing]) -> Iterator
 
 def _scale(standing: Standing) -> Iterator[str]:
     """Yield the scale of the paper, and the one at which the item was run."""
-    item, cells = standing.item, list(standing.there.cells.values())
+    item, cells = standing.item, _distinct(standing)
     if item.calculate:
         yield "Calculated, not run."
         return
     paper = item.paper
+    rounds = "rounds not given" if paper.rounds is None else _count(paper.rounds, "round")
     yield (
-        f"The document's scale: {_count(paper.rounds, 'round')}, "
-        f"{_count(paper.devices, 'device')}, {_count(paper.seeds, 'run')}."
+        f"The document's scale: {rounds}, {_count(paper.devices, 'device')}, "
+        f"{_count(paper.seeds, 'run')}."
     )
     if not cells:
         yield f"Ours: {standing.state}."
         return
-    seeds = sorted({len(cell.runs) for cell in cells})
-    told = (
-        f"{_range(sorted({cell.rounds for cell in cells}))} rounds, "
-        f"{_range(sorted({cell.devices for cell in cells}))} devices, {_range(seeds)} seeds"
-    )
-    machines = "; ".join(dict.fromkeys(cell.machine for cell in cells))
-    dates = ", ".join(dict.fromkeys(cell.date for cell in cells))
-    commits = ", ".join(dict.fromkeys(cell.commit or "unknown" for cell in cells))
-    minutes = math.fsum(cell.minutes for cell in cells)
-    yield f"Ours: {told}; {machines}; {dates}; commit {commits}; {minutes:.1f} minutes."
+    machines, dates, commits = _where(cells)
+    spent = f"{math.fsum(cell.minutes for cell in cells):.1f} minutes"
+    yield f"Ours: {_ours_scale(cells)}; {machines}; {dates}; commit {commits}; {spent}."
     if standing.there.stale or standing.there.missing:
         yield f"Not everything was run: {standing.state}."
+
+
+def _ours_scale(cells: Sequence[CellResult]) -> str:
+    rounds, devices, seeds = (
+        _range(sorted(numbers))
+        for numbers in (
+            {cell.rounds for cell in cells},
+            {cell.devices for cell in cells},
+            {len(cell.runs) for cell in cells},
+        )
+    )
+    return f"{rounds} rounds, {devices} devices, {seeds} seeds"
+
+
+def _where(cells: Sequence[CellResult]) -> tuple[str, str, str]:
+    """Return machines, dates and commits of cells, each once."""
+    return (
+        "; ".join(dict.fromkeys(cell.machine for cell in cells)),
+        ", ".join(dict.fromkeys(cell.date for cell in cells)),
+        ", ".join(dict.fromkeys(cell.commit or "unknown" for cell in cells)),
+    )
+
+
+def _commands(standing: Standing) -> tuple[str, ...]:
+    """Return the commands that the runs of an item come from; without any the one to give."""
+    known = dict.fromkeys(cell.command for cell in _distinct(standing) if cell.command)
+    return tuple(known) or (f"anyfleet reproduce {standing.item.name}",)
 
 
 def _count(number: int, noun: str) -> str:
@@ -219,6 +252,32 @@ def _claims(standing: Standing, *, head: bool = True) -> Iterator[str]:
         yield f"| {claim.text} | {verdict.other} | {by} | {claimed} | {ours} | {word} |"
 
 
+def _failing(standing: Standing, experiments: Sequence[Standing]) -> Iterator[str]:
+    """Yield the claims that fail, each with the experiments in which the same question does not."""
+    fails = [each for each in standing.verdicts if _fails(each)]
+    if fails:
+        yield from ("", "## Why claims fail", "")
+    for verdict in fails:
+        claim = f"{verdict.claim.text.removesuffix('.')} (against {verdict.other})"
+        flips = [
+            f"[{each.item.title}]({each.item.name.partition('/')[2]}.md), "
+            f"{other.claim.better}: {_interval(other.gain)}"
+            for each in (standing, *experiments)
+            for other in each.verdicts
+            if other.gain is not None
+            and other.above
+            and (other.other, other.claim.by) == (verdict.other, verdict.claim.by)
+            and (each is not standing or other.claim.cases == verdict.claim.cases)
+        ]
+        told = f"it holds in {'; '.join(flips)}." if flips else "cause not found."
+        yield f"- {claim}: {told}"
+
+
+def _fails(verdict: Verdict) -> bool:
+    """Return whether no part of an interval lies above no gain, at whatever scale."""
+    return verdict.gain is not None and verdict.gain.high <= verdict.gain.none
+
+
 def _size(gain: float, by: str) -> str:
     return f"× {gain:.3g}" if is_cost(by) else f"{100 * gain:+.2f} points"
 
@@ -270,7 +329,7 @@ written by `python -m tools.pages` from the recipes (`recipes/DOCUMENT/ITEM.toml
 result files that `anyfleet reproduce` writes (`evidence/`): nobody types a number into them.
 
     anyfleet reproduce --list                   # all items, what each takes, and where it stands
-    anyfleet reproduce thesis/table_3_1         # play what is missing, and write the result file
+    anyfleet reproduce thesis/table_3_1         # play it, and write the result file
     anyfleet reproduce thesis/table_3_1 --quick # a look in seconds; nothing is written
 """
 _WRITING = """\
@@ -304,6 +363,7 @@ text = "FedAdp reaches the target in fewer rounds than FedAvg."
 better = "FedAdp"
 than = ["FedAvg"]
 by = "rounds"
+each = true                                 # a claim for each case, not one for their mean
 
 [quick]                                     # laid over everything with --quick
 rounds = 2
@@ -319,7 +379,27 @@ open, or on why a claim fails.
 def evidence_page(standings: Sequence[Standing]) -> str:
     """Return the page that collects the verdicts of all items."""
     rule = f"## The rule\n\n{RULE}"
-    return "\n".join((_INTRODUCTION, *_collected(standings), "", rule, _WRITING))
+    return "\n".join((_INTRODUCTION, *_collected(standings), *_ran(standings), "", rule, _WRITING))
+
+
+def _ran(standings: Sequence[Standing]) -> Iterator[str]:
+    """Yield a row for each item that was run: at which scale, where, when and by which command."""
+    yield from ("", "## What was run", "")
+    yield "| item | ours | the document's | machine | date | commit | took | command |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for standing in standings:
+        cells, paper = _distinct(standing), standing.item.paper
+        if not cells:
+            continue
+        rounds = "rounds not given" if paper.rounds is None else _count(paper.rounds, "round")
+        theirs = f"{rounds}, {_count(paper.devices, 'device')}, {_count(paper.seeds, 'run')}"
+        part = f" ({len(cells)} cells run)" if standing.there.missing else ""
+        commands = "; ".join(f"`{each}`" for each in _commands(standing))
+        where = " | ".join(_where(cells))
+        yield (
+            f"| {standing.item.name} | {_ours_scale(cells)}{part} | {theirs} | {where} "
+            f"| {minutes_of(standing)} | {commands} |"
+        )
 
 
 def _collected(standings: Sequence[Standing]) -> Iterator[str]:

@@ -95,7 +95,21 @@ def _cell(experiment: Experiment, count: int, home: Path | None) -> Cell:
     return Cell(experiment, tuple(range(first, first + count)), (), home, open_)
 
 
-def results_of(found: Reproduction, runs: Runs, *, minutes: float, command: str) -> Results:
+@dataclass(frozen=True)
+class Origin:
+    """Where results come from: the command, and the date and the commit when it began."""
+
+    command: str
+    date: str
+    commit: str
+
+
+def origin(item: Item, command: str) -> Origin:
+    """Return where the results of a command that begins now come from."""
+    return Origin(command, f"{datetime.now(UTC):%Y-%m-%d}", commit(item.home))
+
+
+def results_of(found: Reproduction, runs: Runs, origin: Origin, *, minutes: float) -> Results:
     """Return the results of a study; cells without a finished run are left out."""
     finished = sum(map(len, runs.values()))
     cells: dict[str, CellResult] = {}
@@ -104,6 +118,7 @@ def results_of(found: Reproduction, runs: Runs, *, minutes: float, command: str)
         key = digest(cell.experiment)
         if not done or key in cells:
             continue
+        keys = [each for each, same in found.names.items() if same == name]
         cells[key] = CellResult(
             digest=key,
             case=case,
@@ -111,12 +126,14 @@ def results_of(found: Reproduction, runs: Runs, *, minutes: float, command: str)
             rounds=cell.experiment.rounds,
             devices=_devices(cell.experiment),
             machine=machine(cell.experiment),
-            date=f"{datetime.now(UTC):%Y-%m-%d}",
-            commit=commit(found.item.home),
+            date=origin.date,
+            commit=origin.commit,
             minutes=round(minutes * len(done) / finished, 2),
             runs={seed: series(records, found.item.diagnostics) for seed, records in done.items()},
+            command=origin.command,
+            also=tuple(each for each in keys if each != (case, method)),
         )
-    return Results(found.item.name, cells=cells, command=command)
+    return Results(found.item.name, cells=cells)
 
 
 def _devices(experiment: Experiment) -> int:

@@ -45,7 +45,10 @@ class Series(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CellResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What came of one experiment: a series for each seed, and where it was run."""
+    """What came of one experiment: a series for each seed, and where it was run.
+
+    `also` are further cases and methods of the item that are the same experiment.
+    """
 
     digest: str
     case: str
@@ -57,6 +60,40 @@ class CellResult(msgspec.Struct, frozen=True, omit_defaults=True):
     commit: str
     minutes: float  # of wall time, of all of its seeds
     runs: dict[int, Series]
+    command: str = ""
+    also: tuple[tuple[str, str], ...] = ()
+
+    def places(self) -> tuple[tuple[str, str], ...]:
+        """Return every case with the method that this is the result of."""
+        return ((self.case, self.method), *self.also)
+
+    def joined(self, later: "CellResult") -> "CellResult":
+        """Return this result with later runs of the same experiment.
+
+        A command that is repeated brings runs that are known: nothing changes then. One that goes
+        on brings them with new ones, and their minutes are added. Runs that differ replace those
+        with their seeds.
+        """
+        if all(self.runs.get(seed) == run for seed, run in later.runs.items()):
+            return msgspec.structs.replace(self, also=later.also)
+        kept = {seed: run for seed, run in self.runs.items() if seed not in later.runs}
+        same = [seed for seed, run in later.runs.items() if self.runs.get(seed) == run]
+        share = (len(kept) + len(same)) / len(self.runs)
+        before = self if share else later
+        return msgspec.structs.replace(
+            later,
+            machine=_both(before.machine, later.machine),
+            date=_both(before.date, later.date),
+            commit=_both(before.commit, later.commit),
+            command=_both(before.command, later.command),
+            minutes=round(share * self.minutes + later.minutes, 2),
+            runs=dict(sorted({**kept, **later.runs}.items())),
+        )
+
+
+def _both(before: str, later: str) -> str:
+    """Return two words about runs as one, each once."""
+    return "; ".join(dict.fromkeys((*filter(None, before.split("; ")), later)))
 
 
 class Results(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -66,15 +103,24 @@ class Results(msgspec.Struct, frozen=True, omit_defaults=True):
     format: int = FORMAT
     cells: dict[str, CellResult] = {}  # by digest
     values: dict[str, dict[str, dict[str, float]]] = {}  # calculated: measure, case, method
-    command: str = ""
 
-    def joined(self, other: "Results") -> "Results":
-        """Return these results with others of the same item, whose cells replace equal ones."""
-        stale = {(cell.case, cell.method) for cell in other.cells.values()}
+    def joined(self, later: "Results") -> "Results":
+        """Return these results with later ones of the same item.
+
+        Cells of equal experiments are joined; a later one replaces those whose case and method it
+        has with another configuration.
+        """
+        new = {key for cell in later.cells.values() for key in cell.places()}
         kept = {
-            key: cell for key, cell in self.cells.items() if (cell.case, cell.method) not in stale
+            digest: cell
+            for digest, cell in self.cells.items()
+            if digest not in later.cells and not new.intersection(cell.places())
         }
-        return msgspec.structs.replace(other, cells={**kept, **other.cells})
+        joined = {
+            digest: self.cells[digest].joined(cell) if digest in self.cells else cell
+            for digest, cell in later.cells.items()
+        }
+        return msgspec.structs.replace(later, cells={**kept, **joined})
 
 
 def series(records: Sequence[RoundRecord], diagnostics: Sequence[str] = ()) -> Series:

@@ -7,8 +7,8 @@ from typing import Literal
 
 from anyfleet.analysis.intervals import Estimate, estimate
 from anyfleet.evidence.items import Case, Claim, Item, is_cost
-from anyfleet.evidence.measured import Amount, Found, amount_of, amounts, score_at
-from anyfleet.evidence.results import CellResult, Series
+from anyfleet.evidence.measured import Amount, Found, amount_of, amounts, best_until
+from anyfleet.evidence.results import Series
 
 Word = Literal[
     "reproduced",
@@ -22,18 +22,20 @@ RULE = """\
 The gain of a claim is a ratio of costs, the other method's divided by that of the better one, or a
 difference of scores. It is taken seed by seed over the cases of the claim (the geometric mean of
 ratios, the mean of differences), and has a 95 % interval over seeds. A run that misses its target
-counts with all that it spent.
+counts with all that it spent: its cost is at least that. Where both methods miss it, nobody knows a
+gain, and the case does not count for that seed. Where only the better one misses it, there is no
+gain: a ratio above 1 counts as 1.
 
 The verdict is, the first that fits:
 
 - **not run**: results are missing or stale.
 - **undecided (scale)**: fewer rounds or devices than the paper's, or fewer seeds than five and than
-  the paper's; or the interval holds both no gain and the gain that the paper claims.
+  the paper's; or no gain is known; or the interval holds gains as well as losses.
 - **baseline not matched**: data and network are fully given, and the accuracy of the baseline
   differs from the paper's by more than two points.
 - **reproduced**: the interval lies above no gain, and reaches the gain that the paper claims.
 - **direction only**: it lies above no gain, and below what the paper claims.
-- **not reproduced**: it does not lie above no gain, and lies below what the paper claims.
+- **not reproduced**: no part of it lies above no gain.
 
 Where a paper claims a direction only, no gain takes the place of its gain.
 """
@@ -69,6 +71,11 @@ class Verdict:
     gain: Gain | None = None
     claimed: float | None = None  # gain, as the paper has it
 
+    @property
+    def above(self) -> bool:
+        """Whether the interval lies above no gain, at whatever scale."""
+        return self.gain is not None and self.gain.low > self.gain.none
+
 
 def verdicts(item: Item, there: Found) -> tuple[Verdict, ...]:
     """Return a verdict for every claim of an item, against each of the other methods."""
@@ -79,45 +86,62 @@ def verdicts(item: Item, there: Found) -> tuple[Verdict, ...]:
 
 def gain_of(item: Item, there: Found, claim: Claim, other: str) -> Gain | None:
     """Return the gain of a claim over the seeds that all of its runs have; None without any."""
+    gains = _gains(item, there, claim, other, claim.by)
+    if claim.more_than is not None:
+        less = _gains(item, there, claim, other, claim.more_than)
+        gains = {seed: gain - less[seed] for seed, gain in gains.items() if seed in less}
+    values = [gains[seed] for seed in sorted(gains)]
+    return _readable(estimate(values), ratio=is_cost(claim.by)) if values else None
+
+
+def _gains(item: Item, there: Found, claim: Claim, other: str, by: str) -> dict[int, float]:
+    """Return the mean gain over the cases of a claim, by seed; of costs its logarithm."""
     rows = [
         (
-            amounts(item.cases[name], there.cells[name, claim.better], claim.by),
-            amounts(item.cases[name], there.cells[name, other], claim.by),
+            amounts(item.cases[name], there.cells[name, claim.better], by),
+            amounts(item.cases[name], there.cells[name, other], by),
         )
         for name in claim.cases
         if (name, claim.better) in there.cells and (name, other) in there.cells
     ]
-    if not rows:
-        return None
-    seeds = sorted(set.intersection(*(set(side) for row in rows for side in row)))
-    ratio = is_cost(claim.by)
-    values = [
-        math.fsum(_gain(ours[seed], theirs[seed], ratio=ratio) for ours, theirs in rows) / len(rows)
-        for seed in seeds
-    ]
-    return _readable(estimate(values), ratio=ratio) if values else None
+    seeds = sorted(set.intersection(*(set(side) for row in rows for side in row))) if rows else []
+    gains: dict[int, float] = {}
+    for seed in seeds:
+        known = [
+            gain
+            for ours, theirs in rows
+            if (gain := _gain(ours[seed], theirs[seed], ratio=is_cost(by))) is not None
+        ]
+        if known:
+            gains[seed] = math.fsum(known) / len(known)
+    return gains
 
 
 def paper_gain(item: Item, claim: Claim, other: str) -> float | None:
     """Return the gain that a paper claims, or that its numbers have; None: only a direction."""
-    if claim.gain is not None:
+    if claim.gain is not None or claim.more_than is not None:
         return claim.gain
-    found = []
+    found: list[float] = []
     for name in claim.cases:
         row = item.cases[name].paper.get(claim.by, {})
         ours, theirs = row.get(claim.better), row.get(other)
         if ours is not None and theirs is not None:
-            found.append(_gain(Amount(ours), Amount(theirs), ratio=is_cost(claim.by)))
+            gain = _gain(Amount(ours), Amount(theirs), ratio=is_cost(claim.by))
+            found += [] if gain is None else [gain]
     if not found:
         return None
     mean = math.fsum(found) / len(found)
     return math.exp(mean) if is_cost(claim.by) else mean
 
 
-def _gain(ours: Amount, theirs: Amount, *, ratio: bool) -> float:
+def _gain(ours: Amount, theirs: Amount, *, ratio: bool) -> float | None:
+    """Return a difference of scores, or the logarithm of a ratio of costs; None: nobody knows."""
     if not ratio:
         return ours.value - theirs.value
-    return math.log(theirs.value / ours.value) if ours.value > 0 < theirs.value else 0.0
+    if not (ours.reached or theirs.reached) or not ours.value > 0 < theirs.value:
+        return None
+    gain = math.log(theirs.value / ours.value)
+    return gain if ours.reached else min(gain, 0.0)
 
 
 def _readable(found: Estimate, *, ratio: bool) -> Gain:
@@ -129,45 +153,61 @@ def _readable(found: Estimate, *, ratio: bool) -> Gain:
 
 def _verdict(item: Item, there: Found, claim: Claim, other: str) -> Verdict:
     keys = [(name, method) for name in claim.cases for method in (claim.better, other)]
-    claimed, gain = paper_gain(item, claim, other), gain_of(item, there, claim, other)
+    claimed = paper_gain(item, claim, other)
     lacking = [key for key in keys if key not in there.cells]
-    if lacking or gain is None:
+    if lacking:
         stale = [key for key in lacking if key in there.stale]
         told = "results are stale" if stale else f"{len(lacking)} of {len(keys)} cells were not run"
-        return Verdict(claim, other, "not run", told, gain, claimed)
-    word, why = _judged(item, there, claim, keys, gain, claimed)
-    return Verdict(claim, other, word, why, gain, claimed)
+        return Verdict(claim, other, "not run", told, None, claimed)
+    gain = gain_of(item, there, claim, other)
+    word, why = _judged(item, there, claim, other, gain)
+    missed = _missed(item, there, claim, (claim.better, other))
+    return Verdict(claim, other, word, "; ".join((why, *missed)), gain, claimed)
 
 
 def _judged(
-    item: Item,
-    there: Found,
-    claim: Claim,
-    keys: Sequence[tuple[str, str]],
-    gain: Gain,
-    claimed: float | None,
+    item: Item, there: Found, claim: Claim, other: str, gain: Gain | None
 ) -> tuple[Word, str]:
-    cells = [there.cells[key] for key in keys]
-    small = [*_smaller(item, cells)]
+    claimed = paper_gain(item, claim, other)
+    small = [*_smaller(item, there, claim, other)]
     if small:
         return "undecided (scale)", "; ".join(small)
     if wrong := [*_unmatched(item, there, claim)]:
         return "baseline not matched", "; ".join(wrong)
-    most = gain.none if claimed is None else claimed
-    above, reaches = gain.low > gain.none, gain.high >= most
-    if above:
+    if gain is None:
+        return "undecided (scale)", "nobody knows a gain"
+    reaches = gain.high >= (gain.none if claimed is None else claimed)
+    if gain.low > gain.none:
         told = "the interval lies above no gain"
         return ("reproduced", told) if reaches else ("direction only", f"{told}, below the paper's")
-    if not reaches or gain.high <= gain.none:
-        return "not reproduced", "the interval does not lie above no gain"
-    return "undecided (scale)", "the interval holds no gain as well as the paper's: more seeds"
+    if gain.high <= gain.none:
+        return "not reproduced", "no part of the interval lies above no gain"
+    told = "the interval holds gains and losses"
+    return "undecided (scale)", told if reaches else f"{told}, none as large as the paper's"
 
 
-def _smaller(item: Item, cells: Sequence[CellResult]) -> Iterator[str]:
-    """Yield in which ways the runs are smaller than the paper's."""
-    rounds, devices = min(cell.rounds for cell in cells), min(cell.devices for cell in cells)
+def _missed(item: Item, there: Found, claim: Claim, methods: Sequence[str]) -> Iterator[str]:
+    """Yield for each method in how many runs it missed the target."""
+    for method in methods if is_cost(claim.by) else ():
+        found = [
+            amount.reached
+            for name in claim.cases
+            for amount in amounts(item.cases[name], there.cells[name, method], claim.by).values()
+        ]
+        if not all(found):
+            yield f"{method} missed the target in {found.count(False)} of {len(found)} runs"
+
+
+def _smaller(item: Item, there: Found, claim: Claim, other: str) -> Iterator[str]:
+    """Yield in which ways the runs are smaller than the paper's.
+
+    Devices are those of the better method: another one may be a device that learns alone.
+    """
+    ours = [there.cells[name, claim.better] for name in claim.cases]
+    cells = [*ours, *(there.cells[name, other] for name in claim.cases)]
+    rounds, devices = min(cell.rounds for cell in cells), min(cell.devices for cell in ours)
     seeds = min(len(cell.runs) for cell in cells)
-    if rounds < item.paper.rounds:
+    if item.paper.rounds is not None and rounds < item.paper.rounds:
         yield f"{rounds} rounds of {item.paper.rounds}"
     if devices < item.paper.devices:
         yield f"{devices} devices of {item.paper.devices}"
@@ -177,17 +217,21 @@ def _smaller(item: Item, cells: Sequence[CellResult]) -> Iterator[str]:
 
 
 def _unmatched(item: Item, there: Found, claim: Claim) -> Iterator[str]:
-    """Yield the cases in which the accuracy of the baseline is not the paper's."""
+    """Yield the cases in which the accuracy of the baseline is not the paper's.
+
+    Only scores of the whole model count: what is left of a model that nobody trained to be cut says
+    little about a baseline.
+    """
     if item.baseline is None:
         return
     for name in claim.cases:
         case, cell = item.cases[name], there.cells.get((name, item.baseline))
         for measure, row in case.paper.items() if cell is not None else ():
             printed = row.get(item.baseline)
-            if printed is None or cell is None:
+            if printed is None or cell is None or "@" in measure:
                 continue
             ours, theirs = _accuracy(case, cell.runs, measure, printed)
-            if abs(ours - theirs) > MATCHED:
+            if not abs(ours - theirs) <= MATCHED:  # nor where it is not known
                 told = f"{item.baseline} has {100 * ours:.1f} % where the paper has "
                 yield f"{name}: {told}{100 * theirs:.1f} %"
                 break
@@ -196,10 +240,10 @@ def _unmatched(item: Item, there: Found, claim: Claim) -> Iterator[str]:
 def _accuracy(
     case: Case, runs: Mapping[int, Series], measure: str, printed: float
 ) -> tuple[float, float]:
-    """Return our accuracy and the paper's at the same point of a run."""
+    """Return our accuracy and the paper's at the same point of a run: the best one until then."""
     known = list(runs.values())
     if measure in ("rounds", "seconds") and case.target is not None:
-        return estimate([score_at(run, measure, printed) for run in known]).mean, case.target
+        return estimate([best_until(run, measure, printed) for run in known]).mean, case.target
     if is_cost(measure):
         return printed, printed  # joules and bytes say nothing of an accuracy
     found = [amount_of(run, measure, case.target) for run in known]
