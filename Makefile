@@ -11,7 +11,7 @@ BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint gpu speed mutants kill faults soak fuzz mixing pages deploy-page api clean
+.PHONY: help setup demo test lint gpu speed mutants kill faults soak fuzz mixing reproduce pages deploy-page api clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ fuzz: $(READY) ## spoil messages (COUNT of them) and read them: only refusals ma
 
 mixing: $(READY) ## mix every two parts and run them: docs/mixing.md is written (some minutes)
 	$(BIN)/python -m tools.mixing --jobs $(JOBS)
+
+reproduce: $(READY) ## run a table or figure on real data: make reproduce ITEM=thesis/figure_3_2; without ITEM: list them
+	$(BIN)/anyfleet reproduce $(or $(ITEM),--list)
 
 pages: $(READY) ## write the generated pages of the documentation: keys of run files, table of parts
 	$(BIN)/python -m tools.pages
