@@ -97,6 +97,7 @@ class Item:
     choices: tuple[str, ...] = ()  # what the paper leaves open, and what was chosen
     explains: str | None = None  # another item, of whose result this is an experiment
     diagnostics: tuple[str, ...] = ()  # of rounds, which the result file keeps
+    groups: Mapping[str, range] = field(default_factory=dict)  # of devices, in diagnostics
     note: str = ""
     calculate: str = ""  # the calculation that stands in place of runs
     tuning: Mapping[str, Any] = field(default_factory=dict)
@@ -204,6 +205,7 @@ class _Item(msgspec.Struct, forbid_unknown_fields=True):
     choices: list[str] = []
     explains: str | None = None
     diagnostics: list[str] = []
+    groups: dict[str, tuple[int, int]] = {}  # first and last device
     note: str = ""
     calculate: str = ""
     tuning: _Table = {}
@@ -245,6 +247,7 @@ def _item(found: _Item, file: Path) -> Item:
         choices=tuple(found.choices),
         explains=found.explains,
         diagnostics=tuple(found.diagnostics),
+        groups={name: range(first, last + 1) for name, (first, last) in found.groups.items()},
         note=found.note,
         calculate=found.calculate,
         tuning=found.tuning,
@@ -294,6 +297,11 @@ def _problems(item: _Item) -> Iterator[Problem]:
         )
         if not computed and "method" not in table and "method" not in item.run:
             yield Problem(f"methods.{name}", "has no `method`.")
+    for name, (first, last) in item.groups.items():
+        if not 0 <= first <= last:
+            yield Problem(
+                f"groups.{name}", f"must be a first and a last device, got {first, last}."
+            )
     costs = [each for each in item.measures if is_cost(each)]
     for name, case in item.cases.items():
         if costs and case.target is None and not computed:

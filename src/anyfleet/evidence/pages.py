@@ -10,6 +10,7 @@ from typing import get_args
 
 from anyfleet.analysis.intervals import estimate
 from anyfleet.analysis.units import quantity
+from anyfleet.evidence import diagnostics
 from anyfleet.evidence.calculations import calculated
 from anyfleet.evidence.items import Case, Item, is_cost
 from anyfleet.evidence.measured import Amount, Found, Key, amounts, found
@@ -91,6 +92,7 @@ def _item_lines(standing: Standing, experiments: Sequence[Standing]) -> Iterator
     if item.note:
         yield from ("", item.note)
     yield from _tables(standing)
+    yield from diagnostics.table(item, standing.there)
     yield from _claims(standing)
     if item.choices:
         yield from ("", "## What the document leaves open", "")
