@@ -1,8 +1,8 @@
 """Diagnostics on the page of an item: what figures show that are not about scores.
 
 A diagnostic of a round is a number, a number for each device, numbers for blocks of the model, or a
-list of devices. Here each becomes one number for each group of devices that the item names: the mean
-over the devices of the group, the sum over blocks, how many of the group are listed.
+list of devices. Here each becomes one number for each group of devices that the item names: the
+mean over the devices of the group, the sum over blocks, how many of the group are listed.
 """
 
 import math
