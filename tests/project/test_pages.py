@@ -141,3 +141,8 @@ def test_a_page_shows_what_its_code_prints(name: str, capsys: pytest.CaptureFixt
         assert [line for line in shown.splitlines() if not line.startswith("    ")] == [
             line for line in printed.splitlines() if line.strip()
         ]
+
+
+def test_result_files_stay_small() -> None:
+    files = [file for file in (ROOT / "evidence").rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) <= 20e6
