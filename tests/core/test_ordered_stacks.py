@@ -166,6 +166,15 @@ def test_stacks_of_any_size_in_any_order_give_the_same_bits(kind: str, masks: bo
         assert_same_bits(results(by_hand), together)
 
 
+def test_updates_of_stacks_that_come_in_turn_are_gathered_stack_by_stack() -> None:
+    (in_turn,) = updates_in_stacks("whole", 7)._ordered
+    (at_once,) = updates_in_stacks("whole", COUNT)._ordered
+    assert len(in_turn.runs) > 4 * len(in_turn._fragments) == 16
+    assert not at_once._fragments
+    for name in at_once.tree:
+        assert torch.equal(in_turn.values(name), at_once.values(name))
+
+
 def inside_a_larger_tensor(value: Tensor) -> Tensor:
     """As if cut out of one flat buffer of all parameters: rows lie apart, and not aligned."""
     flat = value.flatten(1)

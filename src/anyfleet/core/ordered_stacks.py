@@ -83,6 +83,10 @@ def _positions(
         return torch.cat([whole.part(every, name)[where].flatten() for name, where in places])
 
 
+_MANY = 4  # runs for each stack: they are fragments
+_SHORT = 2**14  # numbers of a run: shorter ones are put together
+
+
 class _Run(NamedTuple):
     """Neighbouring places of a stack, whose updates are neighbours in an ordered stack, too."""
 
@@ -160,7 +164,38 @@ class OrderedStack:
         """Return a tensor as it came, [rows, …]."""
         if len(self.runs) == 1:
             return self.runs[0].of(self.tree[name])
-        return torch.cat([run.of(run.stack.trees["delta"][name]) for run in self.runs])
+        if not self._fragments:
+            return torch.cat([run.of(run.stack.trees["delta"][name]) for run in self.runs])
+        first = self.tree[name]
+        found = first.new_empty((len(self.rows), *first.shape[1:]))
+        for stack, places, own in self._fragments:
+            value, at = stack.trees["delta"][name], torch.from_numpy(own).to(first.device)
+            chosen = torch.from_numpy(places).to(value.device)
+            found.index_copy_(0, at, value.index_select(0, chosen))
+        return found
+
+    @cached_property
+    def _fragments(self) -> tuple[tuple[Stack, Ints, Ints], ...]:
+        """Each stack with its places and the rows that they are; none if runs are long.
+
+        Replies of several cohorts that arrive in turn make runs of an update or two: a call for
+        each stack is cheaper then than one for each run.
+        """
+        own: dict[int, list[tuple[_Run, int]]] = {}
+        begin = 0
+        for run in self.runs:
+            own.setdefault(id(run.stack), []).append((run, begin))
+            begin += run.stop - run.start
+        if len(self.runs) < _MANY * len(own):
+            return ()
+        return tuple(
+            (
+                runs[0][0].stack,
+                np.concatenate([np.arange(run.start, run.stop) for run, _ in runs]),
+                np.concatenate([at + np.arange(run.stop - run.start) for run, at in runs]),
+            )
+            for runs in own.values()
+        )
 
     def _scaled(self, found: Tensor) -> Tensor:
         """Return the rows of a tensor times their factors."""
@@ -229,6 +264,8 @@ class OrderedStack:
         """Return the change of a tensor in parts, 0 where it was not trained; rows follow rows."""
         if name in self.masks or not (self.factors == 1).all():
             return [self._trained(name)]
+        if self._fragments and len(self.rows) * self.sizes[name] < _SHORT * len(self.runs):
+            return [flattened(self._came(name))]
         return [flattened(run.of(run.stack.trees["delta"][name])) for run in self.runs]
 
     def masses(self, names: tuple[str, ...], weights: Tensor, total: float) -> Tensor:
