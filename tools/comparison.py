@@ -57,7 +57,7 @@ def draw(comparison: Comparison, file: Path) -> None:
     figure.suptitle(
         "Who wins where: all methods on one fleet, tuned alike, at equal budgets\n"
         f"number: gain in points, mean of {comparison.seeds} seeds · bold: its paired 95 % "
-        "interval excludes 0 · box: best of the case · ×: cannot run",
+        "interval excludes 0 · box: best of the case · ×: cannot run · –: no score yet",
         fontsize=10,
     )
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,8 @@ def _mark(
             row = rows[method]
             gain = row.gains.get(budget)
             if gain is None or gain.mean is None:
-                axes.text(column, line, "×", ha="center", va="center", color="0.6")
+                sign = "×" if row.refused else "–"
+                axes.text(column, line, sign, ha="center", va="center", color="0.6")
                 continue
             sure = gain.low is not None and gain.high is not None and gain.low * gain.high > 0
             axes.text(
