@@ -87,7 +87,7 @@ def check(target: Callable[..., Any], args: Sequence[Any], options: Mapping[str,
     """Raise BadCall with everything that is wrong with a call of `target`."""
     if not args and not options:
         return
-    form = _form(target)
+    form = form_of(target)
     given = {**dict(zip(_in_order(target), args, strict=False)), **options}
     strange, misfits = [*_strangers(form, options)], dict(_misfits(form, given))
     if not strange and not misfits:
@@ -130,7 +130,7 @@ def _own_words(
 
 def check_names(target: Callable[..., Any], options: Mapping[str, Any]) -> None:
     """Raise BadCall where `target` has no arguments of these names."""
-    if problems := tuple(_strangers(_form(target), options)):
+    if problems := tuple(_strangers(form_of(target), options)):
         raise BadCall(*problems)
 
 
@@ -176,11 +176,6 @@ def described(value: Any) -> str:
 def _name(target: Callable[..., Any]) -> str:
     """Return how a caller writes it: `fedavg`, `Experiment`, `Task.of`."""
     return target.__qualname__.rpartition("<locals>.")[2]
-
-
-@lru_cache(maxsize=512)
-def _form(target: Callable[..., Any]) -> Form:
-    return form_of(target)
 
 
 @lru_cache(maxsize=512)

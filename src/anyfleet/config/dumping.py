@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
@@ -84,7 +84,8 @@ def _each(items: Any, path: str, walk: _Pass) -> dict[Any, Any]:
 
 def _written(value: Any, walk: _Pass) -> list[tuple[str, Any]]:
     """Return the fields to write: all of them, or those that differ from their defaults."""
-    entries = form_of(type(value)).entries
+    made_by: Callable[..., Any] = type(value)
+    entries = form_of(made_by).entries
     pairs = [(each.name, getattr(value, each.name)) for each in fields(value) if each.init]
     defaults = {name: entry.default for name, entry in entries.items()}
     return [

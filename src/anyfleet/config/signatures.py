@@ -8,6 +8,7 @@ import typing
 from abc import ABC
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, InitVar, dataclass, field, fields, is_dataclass
+from functools import lru_cache
 from typing import Any
 
 __all__ = ["ABSENT", "Entry", "Form", "form_of", "hints_of", "is_interface", "lacking"]
@@ -46,8 +47,12 @@ class Form:
         return self.spare if entry is None else entry.kind
 
 
+@lru_cache(maxsize=1024)
 def form_of(target: Callable[..., Any]) -> Form:
-    """Return the keys that a dataclass, a function or another class takes, by its annotations."""
+    """Return the keys that a dataclass, a function or another class takes, by its annotations.
+
+    It is found once for each: to resolve annotations takes longer than all else about a run file.
+    """
     declared = _declared(target)
     source = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
     parameters = inspect.signature(target).parameters
