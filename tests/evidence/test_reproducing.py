@@ -123,7 +123,7 @@ def cell(runs: dict[int, float], minutes: float = 1.0, commit: str = "abc") -> C
 def test_runs_of_two_commands_are_joined() -> None:
     first = cell({0: 0.1, 1: 0.2}, 2.0)
     assert first.joined(cell({1: 0.2}, 0.0, "def")) == first  # repeated
-    on = first.joined(cell({0: 0.1, 1: 0.2, 2: 0.3}, 1.0, "def"))
+    on = first.joined(cell({0: 0.1, 1: 0.2, 2: 0.3}, 3.0, "def"))
     assert (list(on.runs), on.minutes, on.commit) == ([0, 1, 2], 3.0, "abc; def")
     other = first.joined(cell({0: 0.4, 1: 0.5}, 5.0, "def"))
     assert (other.runs[0].scores[""], other.minutes, other.commit) == ((0.4,), 5.0, "def")

@@ -1,7 +1,6 @@
 """`anyfleet reproduce`: play the runs of an item, and set its numbers beside the document's."""
 
 import shlex
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,14 +90,13 @@ def reproduce_item(name: str, asked: Asked, manner: Manner) -> None:
         return
     asked_for = reproduction(item, asked.extent(item), threads=asked.threads, over=asked.over())
     out = manner.out or _folder(asked_for, quick=asked.quick)
-    began, came_from = time.monotonic(), origin(item, asked.command(item))
+    came_from = origin(item, asked.command(item))
     if holds_study(out):
         show(errors(), f"Going on in {out}.")
     with opened(asked_for.study, Manner(out, manner.jobs, manner.json, manner.terms)) as study:
         outcome = play(study)
-        minutes = (time.monotonic() - began) / 60
         settled = replace(asked_for, study=study.study)
-        results = results_of(settled, outcome.runs, came_from, minutes=minutes)
+        results = results_of(settled, outcome.runs, came_from, out)
         standing = _kept(library, asked_for, results, quick=asked.quick)
         if outcome.finished:
             study.screen.print(Markdown(item_page(standing)))
@@ -136,12 +134,11 @@ def _played(library: Library, item: Item, extent: Extent, asked: Asked, manner: 
     """
     asked_for = reproduction(item, extent, threads=asked.threads, over=asked.over())
     out = manner.out or _folder(asked_for, quick=asked.quick)
-    began, came_from = time.monotonic(), origin(item, asked.command(item))
+    came_from = origin(item, asked.command(item))
     with opened(asked_for.study, replace(manner, out=out)) as study:
         outcome = play(study)
-        minutes = (time.monotonic() - began) / 60
         settled = replace(asked_for, study=study.study)
-        results = results_of(settled, outcome.runs, came_from, minutes=minutes)
+        results = results_of(settled, outcome.runs, came_from, out)
         standing = _kept(library, asked_for, results, quick=asked.quick)
         conclude(study, outcome, _encoded(standing))
     return results

@@ -128,7 +128,7 @@ def _protocol(item: Item, comparison: Comparison) -> Iterator[str]:
     yield (
         f"- Then {comparison.seeds} seeds: {runs} runs. {comparison.reference} has "
         f"{comparison.rounds} rounds; a method whose rounds are cheaper has more of them, so that "
-        f"it can spend the budgets. Trials and runs took {minutes:.0f} minutes of wall time in all."
+        f"it can spend the budgets. Trials and runs took {minutes:.0f} minutes, one by one."
     )
     yield (
         f"- The budgets are {_share(tuning.budget)} tuned {comparison.reference} spends in its run "

@@ -1,6 +1,7 @@
 """Reproducing an item: its experiments as one study, and the results of the study."""
 
 import hashlib
+import math
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from anyfleet.evidence.measured import Key, label
 from anyfleet.evidence.results import CellResult, Results, series
 from anyfleet.experiment import Experiment, from_source
 from anyfleet.runtime.simulated.engines import cores
+from anyfleet.store import read_wall_seconds
 from anyfleet.study import Cell, Study
 
 COMMIT = "ANYFLEET_COMMIT"  # environment variable for copies of the project without its history
@@ -109,9 +111,9 @@ def origin(item: Item, command: str) -> Origin:
     return Origin(command, f"{datetime.now(UTC):%Y-%m-%d}", commit(item.home))
 
 
-def results_of(found: Reproduction, runs: Runs, origin: Origin, *, minutes: float) -> Results:
-    """Return the results of a study; cells without a finished run are left out."""
-    finished = sum(map(len, runs.values()))
+def results_of(found: Reproduction, runs: Runs, origin: Origin, folder: Path) -> Results:
+    """Return the results of a study in a folder; cells without a finished run are left out."""
+    homes = {(run.name, run.seed): folder / run.folder for run in found.study.runs()}
     cells: dict[str, CellResult] = {}
     for (case, method), name in found.names.items():
         cell, done = found.study.cells[name], runs.get(name, {})
@@ -128,7 +130,7 @@ def results_of(found: Reproduction, runs: Runs, origin: Origin, *, minutes: floa
             machine=machine(cell.experiment),
             date=origin.date,
             commit=origin.commit,
-            minutes=round(minutes * len(done) / finished, 2),
+            minutes=round(math.fsum(read_wall_seconds(homes[name, s]) for s in done) / 60, 2),
             runs={seed: series(records, found.item.diagnostics) for seed, records in done.items()},
             command=origin.command,
             also=tuple(each for each in keys if each != (case, method)),

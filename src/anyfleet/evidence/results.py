@@ -58,7 +58,7 @@ class CellResult(msgspec.Struct, frozen=True, omit_defaults=True):
     machine: str
     date: str
     commit: str
-    minutes: float  # of wall time, of all of its seeds
+    minutes: float  # of wall time, of all of its runs together, wherever they ran side by side
     runs: dict[int, Series]
     command: str = ""
     also: tuple[tuple[str, str], ...] = ()
@@ -71,22 +71,20 @@ class CellResult(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return this result with later runs of the same experiment.
 
         A command that is repeated brings runs that are known: nothing changes then. One that goes
-        on brings them with new ones, and their minutes are added. Runs that differ replace those
-        with their seeds.
+        on brings them with new ones. Runs that differ replace those with their seeds.
         """
         if all(self.runs.get(seed) == run for seed, run in later.runs.items()):
             return msgspec.structs.replace(self, also=later.also)
         kept = {seed: run for seed, run in self.runs.items() if seed not in later.runs}
         same = [seed for seed, run in later.runs.items() if self.runs.get(seed) == run]
-        share = (len(kept) + len(same)) / len(self.runs)
-        before = self if share else later
+        before = self if kept or same else later
         return msgspec.structs.replace(
             later,
             machine=_both(before.machine, later.machine),
             date=_both(before.date, later.date),
             commit=_both(before.commit, later.commit),
             command=_both(before.command, later.command),
-            minutes=round(share * self.minutes + later.minutes, 2),
+            minutes=round(self.minutes * len(kept) / len(self.runs) + later.minutes, 2),
             runs=dict(sorted({**kept, **later.runs}.items())),
         )
 

@@ -22,7 +22,14 @@ tensor, then the width it belongs to. Leave them out to load the whole model.
 
 from anyfleet.store.recording import Origin, Past, Recording
 from anyfleet.store.resuming import Reopened, Terms, finished, reopen
-from anyfleet.store.run_folder import claim, describe, fresh, read_ledger, read_rounds
+from anyfleet.store.run_folder import (
+    claim,
+    describe,
+    fresh,
+    read_ledger,
+    read_rounds,
+    read_wall_seconds,
+)
 from anyfleet.store.serialisation import Document, decode, encode
 
 __all__ = [
@@ -40,5 +47,6 @@ __all__ = [
     "fresh",
     "read_ledger",
     "read_rounds",
+    "read_wall_seconds",
     "reopen",
 ]

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import anyfleet
 from anyfleet import config
 from anyfleet.analysis.breakdown import Breakdown
@@ -80,6 +82,22 @@ def rounds_of(rows: Sequence[Mapping[str, Any]], file: Path) -> tuple[RoundRecor
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise damaged_line(file, number, error) from error
     return tuple(found)
+
+
+def read_wall_seconds(folder: str | Path) -> float:
+    """Return the seconds of wall time that a run has taken, all its resumptions together.
+
+    Raise StoreError for a folder without a summary: the run has not ended.
+    """
+    file = run_folder(folder) / "summary.json"
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=_Summary).wall_seconds
+    except (OSError, msgspec.DecodeError) as error:
+        raise StoreError(f"{file} cannot be read: {error}. Resume the run to its end.") from error
+
+
+class _Summary(msgspec.Struct):
+    wall_seconds: float
 
 
 def read_ledger(folder: str | Path) -> Ledger:
