@@ -277,6 +277,27 @@ def test_a_server_that_comes_back_goes_on_where_it_stood(
     assert small.identical(later[-1].params, expected[-1].params)
 
 
+def test_a_server_that_comes_back_goes_on_without_a_device_that_is_gone(made: Make) -> None:
+    method = replace(METHODS["STC with error feedback"], schedule=Buffered(4, 2))
+    fleet, near = made(count=4)
+    rounds = run(method, TASK, fleet, 0)
+    for _ in range(2):
+        done = next(rounds)
+    saved = fleet.save()
+    gone = int(saved.under_way[0].device[0])
+    near.stop(gone)  # for good
+    again = server(near, saved.next_order)
+    again.restore(saved)
+    later: list[Round] = []
+    for each in run(method, TASK, again, 0, resume=done.snapshot):
+        later.append(each)
+        if any(each.ledger.failure):
+            break
+        assert gone not in each.ledger.device
+        assert each.time < 20
+    assert [each for each in later[-1].ledger.failure if each] == ["went offline"]
+
+
 COLUMNS = small.world(TASK, lossy(errors=(0.1,), column_width=0.25))
 
 

@@ -203,7 +203,8 @@ class _Counts:
 class FlowerFleet:
     """A fleet of real devices under real time, as the loop sees it (`core.seam.Runtime`).
 
-    A server that takes a run over says from which order on what devices did is `void`.
+    A server that takes a run over says from which order on what devices did is `void`, and with
+    which round it goes on.
     """
 
     def __init__(
@@ -218,13 +219,14 @@ class FlowerFleet:
         limits: Limits | None = None,
         patience: Patience | None = None,
         void: int = 0,
+        round_index: int = 0,
     ) -> None:
         self._post, self._task, self._roster = post, task, roster
         self._run, self._bundle, self._counting = run, bundle, counting
         self.limits = limits or Limits()
         self._patience = patience or Patience()
         self._inbox = Inbox(task, self.limits)
-        self._start, self._round_index = time.monotonic(), 0
+        self._start, self._round_index = time.monotonic(), round_index
         self._fleet: list[_Device] = []
         self._sent: dict[int, _Sent] = {}  # by the number of the order, until its end is told
         self._ends: list[int] = []  # orders that have ended, in the order in which they did
