@@ -121,6 +121,10 @@ class LinkDown(LinkError):
     """The other side of the link cannot be reached; the same call may work later."""
 
 
+class LinkBusy(LinkDown):
+    """The other side of the link answers, but cannot do what it is asked for now."""
+
+
 class NotEnrolled(LinkError):
     """The server does not know this device's key, or has revoked it."""
 

@@ -109,6 +109,9 @@ class NearPost:
     def so_far(self, message: str) -> Arrival | None:
         return self.parts.get(message)
 
+    def begun(self, messages: Collection[str]) -> set[str]:
+        return set(messages) & (self.parts.keys() | self.arrivals.keys())
+
     def forget(self, message: str) -> None:
         self.forgotten.append(message)
 

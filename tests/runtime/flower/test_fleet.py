@@ -423,6 +423,37 @@ def test_an_order_that_a_device_lost_as_it_died_is_sent_again(
     assert small.identical(found[-1].params, expected[-1].params)
 
 
+@pytest.mark.parametrize("broken", ["the SuperLink", "the device"])
+def test_a_reply_that_has_begun_is_not_asked_for_again(
+    made: Make, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    fleet, near = made(COLUMNS)
+    deliver, cut, rest = near.post.deliver, list[int](), list[threading.Timer]()
+
+    def in_part(message: str, node: int, letter: Letter) -> None:
+        if letter.kind != "reply" or cut:
+            deliver(message, node, letter)
+            return
+        cut.append(node)
+        part = replace(letter, data=halved(letter.data))
+        near.post.parts[message] = Arrival(message, node, part, False, "")
+        if broken == "the SuperLink":
+            near.post.breaks += 1
+        else:
+            near.post.starts[node] += 1  # it was killed, and is back
+        rest.append(threading.Timer(2.5, deliver, [message, node, letter]))
+        rest[0].start()
+
+    monkeypatch.setattr(near.post, "deliver", in_part)
+    method = replace(METHODS["FedResCuE"], select=Everyone())
+    (found,) = played(method, fleet, 1)
+    assert set(found.ledger.failure) == {""}
+    assert set(found.ledger.delivered_up) == {1.0}
+    orders = [node for node, letter in near.post.sent if letter.kind == "order"]
+    assert orders.count(cut[0]) == 1
+    assert not near.post.parts.keys() & set(near.post.forgotten)
+
+
 def test_a_fleet_without_devices_waits_for_one(made: Make) -> None:
     fleet, near = made(count=1)
     rounds = run(fedavg(count=1, lr=0.1), TASK, fleet, 0)

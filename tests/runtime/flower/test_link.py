@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.supercore.date import now
 
-from anyfleet.errors import LinkDown, LinkError, NotEnrolled, RunGone
+from anyfleet.errors import LinkBusy, LinkDown, LinkError, NotEnrolled, RunGone
 from anyfleet.runtime.flower import flower_api
 from anyfleet.runtime.flower.connection import Connection, Received
 from anyfleet.runtime.flower.envelopes import Letter, pack
@@ -431,6 +431,53 @@ def test_an_order_of_which_nothing_came_comes_later(run: HostedRun, devices: lis
     assert got.whole
     device.connection.reply(got.handle, Letter("reply"))
     assert arrivals(run, [message])[0].whole
+
+
+def test_what_is_missing_of_a_cut_reply_is_sent_after_the_superlink_was_killed(
+    link: SuperLink, run: HostedRun, devices: list[Device]
+) -> None:
+    device, breaks = devices[2], run.breaks
+    lost, _ = order(run, devices[0])
+    message, handle = cut_reply(run, device)
+    assert run.receive([lost, message]) == []
+    link.kill()
+    starting = threading.Thread(target=link.start)
+    starting.start()
+    assert run.begun([lost, message]) == {message}  # waits for the SuperLink
+    starting.join()
+    assert run.breaks > breaks
+    device.connect()
+    device.link.heal()
+    device.connection.reply(handle, Letter("reply", LONG))
+    missing = len(LONG) - len(TWO)
+    assert missing < device.link.crossed["up"] < missing + COLUMN // 2
+    assert arrivals(run, [message])[0].letter.data == LONG
+    run.forget(lost)
+    until(lambda: not devices[0].connection.receive())
+
+
+def test_a_superlink_that_is_busy_has_lost_nothing_unless_it_hands_over(
+    run: HostedRun, devices: list[Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, breaks = devices[0], run.breaks
+    calls = {"nodes": run._control, "confirm": run._api, "pull_messages": run._api}
+    for name, api in calls.items():
+        plain, tried = getattr(api, name), list[str]()
+
+        def busy(*words: object, plain: object = plain, tried: list[str] = tried) -> object:
+            tried.append("")
+            if len(tried) == 1:
+                raise LinkBusy("status 500")
+            return plain(*words)  # type: ignore[operator]
+
+        with monkeypatch.context() as broken:
+            broken.setattr(api, name, busy)
+            message, _ = order(run, device)
+            run.nodes()
+            assert run.begun([message]) == set()
+            run.forget(message)
+        assert len(tried) >= 1
+        assert run.breaks == breaks + (name == "pull_messages")
 
 
 def test_both_ends_go_on_after_the_superlink_was_killed(

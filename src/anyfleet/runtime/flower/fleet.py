@@ -66,12 +66,15 @@ class Post(Protocol):
     def so_far(self, message: str) -> Arrival | None:
         """Return the part of a reply that has come in; None if there is nothing yet."""
 
+    def begun(self, messages: Collection[str]) -> set[str]:
+        """Return to which of these messages a reply has begun to come in."""
+
     def forget(self, message: str) -> None:
         """Let go of a message to which no more is wanted."""
 
     @property
     def breaks(self) -> int:
-        """How many calls have found nobody, before somebody answered again."""
+        """How many calls failed so that messages or replies may be lost."""
 
 
 class Enrolled(Protocol):
@@ -555,13 +558,21 @@ class FlowerFleet:
 
         Messages and replies can be taken once: one that is just being taken when the SuperLink or
         the device dies reaches nobody. A device that has carried out an order answers it again with
-        what it has kept.
+        what it has kept. A reply that has begun to come in is not lost: its device had kept it
+        before it sent it, and goes on with what is missing. Should it not, the upload expires after
+        some minutes, and the order is sent again then.
         """
+        about = [each for device in devices for each in (device.asking, device.busy) if each]
+        begun = self._post.begun(about) if about else set()
+        for message in about:
+            if message not in begun:
+                self._post.forget(message)
         for device in devices:
-            for message in (device.asking, device.busy):
-                if message is not None:
-                    self._post.forget(message)
-            device.asking = device.busy = None
+            if device.asking not in begun:
+                device.asking = None
+            if device.busy in begun:
+                continue
+            device.busy = None
             sent = None if device.order is None else self._sent.get(device.order)
             if sent is not None and sent.message and not (sent.reply or sent.choice):
                 sent.message = None

@@ -12,7 +12,7 @@ from typing import NamedTuple, Self, TypeVar
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_public_key, load_ssh_public_key
 
-from anyfleet.errors import BadMessage, LinkDown, LinkError
+from anyfleet.errors import BadMessage, LinkBusy, LinkDown, LinkError
 from anyfleet.runtime.flower import flower_api
 from anyfleet.runtime.flower.envelopes import Incoming, Letter, in_order, pack
 from anyfleet.runtime.flower.flower_api import ControlApi, Heading, Opened, RuntimeApi
@@ -84,7 +84,7 @@ class HostedRun:
         sent: Callable[[], None] = lambda: None,
     ) -> None:
         self._most, self._sent = most, sent
-        self.breaks = 0  # calls that found nobody, before the SuperLink answered again
+        self.breaks = 0  # calls in vain after which messages or replies may be lost
         self._stop = threading.Event()
         self._open: dict[str, int] = {}  # messages without a reply yet: to which node
         self._unwanted: dict[str, int] = {}  # the same, but nobody waits for the reply
@@ -98,14 +98,18 @@ class HostedRun:
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._heart.start()
 
-    def _patiently(self, call: Callable[[], T]) -> T:
-        """Return what a call returns, tried again for a minute; count the tries in vain."""
+    def _patiently(self, call: Callable[[], T], *, takes: bool = False) -> T:
+        """Return what a call returns, tried again for a minute; count the tries in vain.
+
+        A SuperLink that is only busy has lost nothing, unless the call `takes` what can be taken
+        once.
+        """
 
         def counted() -> T:
             try:
                 return call()
-            except LinkDown:
-                self.breaks += 1
+            except LinkDown as error:
+                self.breaks += takes or not isinstance(error, LinkBusy)
                 raise
 
         return _patiently(counted)
@@ -218,6 +222,11 @@ class HostedRun:
         self._fetch(reply)
         return reply.arrival(message)
 
+    def begun(self, messages: Collection[str]) -> set[str]:
+        """Return to which of these messages a reply has begun to come in."""
+        self._pull(set(messages))
+        return {message for message in messages if message in self._coming}
+
     def forget(self, message: str) -> None:
         """Remove a message and its reply: no more of it is wanted."""
         if message in self._coming:
@@ -231,7 +240,7 @@ class HostedRun:
         fresh = (wanted & self._open.keys()) | self._unwanted.keys()
         if not fresh:
             return
-        for found in self._patiently(lambda: self._api.pull_messages(fresh)):
+        for found in self._patiently(lambda: self._api.pull_messages(fresh), takes=True):
             message = found.heading.replies_to
             if message in self._unwanted:
                 del self._unwanted[message]
