@@ -1,6 +1,7 @@
 """The fleet of real devices: what the loop computes on it is what it computes in the simulator."""
 
 import dataclasses
+import itertools
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -373,6 +374,39 @@ def test_an_order_whose_reply_never_can_be_read_is_given_up(
     assert failed == ["no reply: too large"]
     asked = [letter for node, letter in near.post.sent if node == 1 and letter.kind == "order"]
     assert 1 < len(asked) < 10
+
+
+def test_what_nodes_write_is_cleaned_and_counted_under_few_reasons(
+    made: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, near = made()
+    deliver, number = near.post.deliver, itertools.count()
+
+    def hostile(message: str, node: int, letter: Letter) -> None:
+        if letter.kind != "reply" or node > 2:
+            deliver(message, node, letter)
+        elif node == 1:  # it can be read, but not used
+            deliver(message, node, replace(letter, data=letter.data[:-1]))
+        elif node == 2:
+            said = {"reason": f"fault{next(number)}: \x1b[2J\n" + 9999 * "x"}
+            deliver(message, node, Letter("refused", b"", said))
+        else:
+            error = f"an error in place of a reply: number {next(number)}"
+            near.post.arrivals[message] = Arrival(message, node, Letter(""), False, error)
+
+    monkeypatch.setattr(near.post, "deliver", hostile)
+    (found,) = played(fedavg(count=TASK.devices, lr=0.1), fleet, 1)
+    failed = [each for each in found.ledger.failure if each]
+    assert len(failed) == 3
+    assert all(each.isprintable() and len(each) < 600 for each in failed)
+    status = fleet.status()
+    assert [*status.sent_again] == ["an error in place of a reply"]
+    told = {
+        "no reply: an error in place of a reply",
+        "refused by the device",
+        "refused: nothing came through",
+    }
+    assert status.failures.keys() == told
 
 
 def test_what_was_lost_while_the_link_was_away_is_sent_again(

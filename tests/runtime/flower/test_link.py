@@ -279,6 +279,23 @@ def test_a_reply_that_cannot_be_read_is_an_error(run: HostedRun, devices: list[D
     assert "cannot be read" in arrival.error
 
 
+def test_an_error_in_place_of_a_reply_is_cleaned(
+    run: HostedRun, devices: list[Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, said = run._api.pull_messages, "\x1b[31mred\n" + 9999 * "x"
+
+    def erring(wanted: object) -> object:
+        return [found._replace(error=said) for found in plain(wanted)]  # type: ignore[arg-type]
+
+    monkeypatch.setattr(run._api, "pull_messages", erring)
+    message, got = order(run, devices[0])
+    devices[0].connection.reply(got.handle, Letter("reply"))
+    [arrival] = arrivals(run, [message])
+    assert arrival.error.startswith("an error in place of a reply:  [31mred x")
+    assert arrival.error.isprintable()
+    assert len(arrival.error) < 600
+
+
 # --- processes that die ---------------------------------------------------------------------------
 
 

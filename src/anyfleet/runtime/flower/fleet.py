@@ -27,7 +27,7 @@ from anyfleet.core.orders import Cohort
 from anyfleet.core.stacks import Replies
 from anyfleet.elastic.cost.operations import Counting
 from anyfleet.errors import BadMessage, StoreError, refuse
-from anyfleet.runtime.flower.envelopes import Letter, Value
+from anyfleet.runtime.flower.envelopes import Letter, Value, printable
 from anyfleet.runtime.flower.fleet_state import FleetState
 from anyfleet.runtime.flower.hosting import Arrival, Node
 from anyfleet.runtime.replayed import Arrived
@@ -38,10 +38,10 @@ from anyfleet.wire.inbox import Inbox
 _LOOK = 1.0  # seconds between two looks at who is online
 _POLL = 0.05  # seconds between two looks for replies, at least
 _MESSAGES = 100  # outstanding messages that are looked for in a second of polling
-_LONGEST = 500  # letters of a reason that a device gives
 _PROBE = bytes(64 << 10)  # the same for all devices
 _MOST_ERRORS = 5  # of messages about one order, before it is given up
 _AWAY, _STARTED = "the SuperLink was away", "the device was started again"  # sent again, why
+_TWO_LEVELS = ("refused", "no reply")  # reasons of failures that the server gives, with another
 _MARGIN = 60.0  # seconds that a message is kept longer than anybody waits for its reply
 
 State = Literal["enrolled", "refused", "offline", "checking in", "free", "working", "revoked"]
@@ -591,7 +591,7 @@ class FlowerFleet:
         try:
             report = decode_check_in(data)
         except BadMessage as error:
-            device.refused = f"its check-in cannot be read: {error}"
+            device.refused = f"its check-in cannot be read: {printable(str(error))}"
             return
         device.refused = self._unfit(report)
         if device.report is None:
@@ -612,12 +612,12 @@ class FlowerFleet:
         """Return why a device with such a report cannot take part, or ""."""
         if report.version != anyfleet.__version__:
             return (
-                f"the device has Anyfleet {report.version}, this server has "
+                f"the device has Anyfleet {printable(report.version)}, this server has "
                 f"{anyfleet.__version__}: install the same version on both"
             )
         if report.bundle != self._bundle:
             return (
-                f"the device has bundle {report.bundle[:12]}, this run needs "
+                f"the device has bundle {printable(report.bundle[:12])}, this run needs "
                 f"{self._bundle[:12]}: hand over the folder `device` again"
             )
         if report.column_width * self.limits.columns < 1:
@@ -632,7 +632,7 @@ class FlowerFleet:
         if arrival.error:
             # It never arrived, or its reply: it is sent again when the device is there.
             sent.message, sent.errors = None, sent.errors + 1
-            self._counts.sent_again[arrival.error[:_LONGEST]] += 1
+            self._counts.sent_again[arrival.error.partition(":")[0]] += 1
             if sent.errors > _MOST_ERRORS:
                 self._abandon(sent, device, f"no reply: {arrival.error}")
             return
@@ -645,9 +645,14 @@ class FlowerFleet:
         letter = arrival.letter
         if letter.kind == "choice":
             try:
-                sent.choice = decode_choice(letter.data, sent.order, self.limits)
+                chosen = decode_choice(letter.data, sent.order, self.limits)
             except BadMessage as error:
-                sent.choice = _declined(sent.order, f"its choice was refused: {error}")
+                sent.choice = _declined(
+                    sent.order, f"its choice was refused: {printable(str(error))}"
+                )
+                return
+            told = tuple(map(printable, chosen.choices.declined))
+            sent.choice = replace(chosen, choices=replace(chosen.choices, declined=told))
         else:
             sent.choice = _declined(sent.order, _reason(letter))
 
@@ -661,7 +666,7 @@ class FlowerFleet:
             try:
                 reply = self._inbox.receive(letter.data, device.number)
             except BadMessage as error:
-                reason = f"refused: {error.reason}: {error}"
+                reason = f"refused: {error.reason}: {printable(str(error))}"
         else:
             reason = f"refused by the device: {_reason(letter)}"
         self._inbox.close(number)
@@ -679,7 +684,7 @@ class FlowerFleet:
         counts.down += float(ended.charges.bits_down[0]) / 8
         counts.up += float(ended.charges.bits_up[0]) / 8
         if ended.reply is None:
-            counts.failures[ended.reason.partition(":")[0]] += 1
+            counts.failures[_sort(ended.reason)] += 1
             return
         counts.replies += 1
         for phase in ("download", "compute", "upload"):
@@ -887,8 +892,17 @@ def _declined(order: Cohort, reason: str) -> OrderChoices:
 
 def _reason(letter: Letter) -> str:
     """Return the reason that a device gives, as far as it can be printed."""
-    told = str(letter.about.get("reason", "it gave no reason"))[:_LONGEST]
-    return "".join(each if each.isprintable() else " " for each in told)
+    return printable(str(letter.about.get("reason", "it gave no reason")))
+
+
+def _sort(reason: str) -> str:
+    """Return under which of a few reasons a failure is counted.
+
+    What the server itself found has two levels; what a node says has one: it could say anything.
+    """
+    first, _, rest = reason.partition(": ")
+    second = rest.partition(":")[0]
+    return f"{first}: {second}" if first in _TWO_LEVELS else first
 
 
 def _number(letter: Letter, name: str, otherwise: float = np.nan) -> float:

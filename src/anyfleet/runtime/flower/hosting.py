@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key, lo
 
 from anyfleet.errors import BadMessage, LinkBusy, LinkDown, LinkError
 from anyfleet.runtime.flower import flower_api
-from anyfleet.runtime.flower.envelopes import Incoming, Letter, in_order, pack
+from anyfleet.runtime.flower.envelopes import Incoming, Letter, in_order, pack, printable
 from anyfleet.runtime.flower.flower_api import ControlApi, Heading, Opened, RuntimeApi
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class Arrival:
     node: int  # who sent it, as its key says and not as the reply says
     letter: Letter  # `data` is the prefix of pieces that is there
     whole: bool
-    error: str  # why there is no reply, or no more of it; ""
+    error: str  # why there is no reply, or no more of it; "". Up to the colon it is one of a few
 
 
 @dataclass
@@ -249,14 +249,16 @@ class HostedRun:
                 self._coming[message] = self._begin(found, self._open.pop(message))
 
     def _begin(self, found: Opened, node: int) -> _Reply:
-        reply = _Reply(node, found.id, error=found.error)
-        if not found.error and found.heading.sender != node:
+        reply = _Reply(node, found.id)
+        if found.error:  # Flower wrote it, or the node did
+            reply.error = f"an error in place of a reply: {printable(found.error)}"
+        elif found.heading.sender != node:
             reply.error = "a reply of another node"
         if not reply.error:
             try:
                 reply.incoming = Incoming(found, self._most)
             except BadMessage as error:
-                reply.error = str(error)
+                reply.error = _refused(error)
         return reply
 
     def _fetch(self, reply: _Reply) -> bool:
@@ -269,7 +271,7 @@ class HostedRun:
                 lambda: incoming.fetch(lambda name: self._api.pull_object(self.run_id, name))
             )
         except BadMessage as error:
-            reply.error = str(error)
+            reply.error = _refused(error)
             return True
         if missing is not None and missing.gone:
             reply.error = "the upload of the reply has expired"
@@ -308,6 +310,10 @@ class HostedRun:
         trace: TracebackType | None,
     ) -> None:
         self.close(failed=error is not None)
+
+
+def _refused(error: BadMessage) -> str:
+    return f"{error.reason}: {printable(str(error))}"
 
 
 def _patiently(call: Callable[[], T]) -> T:
