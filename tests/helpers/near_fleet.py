@@ -35,6 +35,7 @@ class Received:
     letter: Letter
     handle: bytes
     whole: bool = True
+    seconds: float = 0.001
 
 
 @dataclass(frozen=True)

@@ -536,6 +536,31 @@ def test_a_choice_that_was_not_told_yet_is_asked_for_again(made: Make) -> None:
     assert not any(any(each.ledger.failure) for each in later)
 
 
+def test_what_a_device_measured_is_in_the_ledger(
+    made: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, near = made()
+    deliver = near.post.deliver
+    said: dict[int, dict[str, Value]] = {
+        0: {"joules": 3.0, "download": 0.001, "seconds": 0.002},
+        1: {"download": 1e9, "seconds": 0.0},  # more than there was
+    }
+
+    def telling(message: str, node: int, letter: Letter) -> None:
+        about = {name: value for name, value in letter.about.items() if name != "download"}
+        deliver(message, node, replace(letter, about={**about, **said.get(node, {})}))
+
+    monkeypatch.setattr(near.post, "deliver", telling)
+    (found,) = played(fedavg(count=TASK.devices, lr=0.1), fleet, 1)
+    ledger = found.ledger.take(np.argsort(found.ledger.device))
+    assert ledger.compute_joules[0] == ledger.known_joules[0] == 3.0
+    assert np.isnan(ledger.joules).all()  # of the links nobody knows
+    assert ledger.download_seconds[0] == 0.001
+    assert ledger.upload_seconds[0] > 0.001
+    assert ledger.upload_seconds[1] == 0.0
+    assert ledger.download_seconds[2] == pytest.approx(ledger.upload_seconds[2], rel=0.2)  # by bits
+
+
 def test_what_a_device_says_beside_its_reply_is_bounded(
     made: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,6 +139,7 @@ def test_a_letter_of_more_than_four_megabytes_goes_through(
 ) -> None:
     message, got = order(run, devices[0], data := os.urandom(9 << 19))
     assert got.letter.data == data
+    assert 0 < got.seconds < LIMIT
     devices[0].connection.reply(got.handle, Letter("reply", data[::-1]))
     assert arrivals(run, [message])[0].letter.data == data[::-1]
 

@@ -752,21 +752,28 @@ class FlowerFleet:
     # -- charges
 
     def _spent(self, sent: _Sent, letter: Letter, reply: Replies | None) -> Charges:
-        """Return what an order cost, as far as it was measured; what is not known is NaN."""
+        """Return what an order cost, as far as it was measured; what is not known is NaN.
+
+        The device tells how long it downloaded and computed; all the rest counts as upload, also
+        waiting for the device to ask and for its restarts. A device that does not tell its download
+        has the rest divided by bits.
+        """
         order, number = sent.order, np.array([int(sent.order.id[0])])
         elapsed = self.now() - sent.began
         compute = min(_number(letter, "seconds"), elapsed)  # NaN stays NaN
         down, up = float(order.bits[0]), 0.0 if reply is None else float(reply.bits[0])
         link = elapsed - (0.0 if np.isnan(compute) else compute)
-        share = down / max(1.0, down + up)
+        download = min(_number(letter, "download"), link)
+        if np.isnan(download):
+            download = link * down / max(1.0, down + up)
         return replace(
             no_charges(number, sent.began),
             flops=np.array([_number(letter, "flops")]),
             bits_down=np.array([down]),
             bits_up=np.array([up]),
-            download_seconds=np.array([link * share]),
+            download_seconds=np.array([download]),
             compute_seconds=np.array([compute]),
-            upload_seconds=np.array([link * (1 - share)]),
+            upload_seconds=np.array([link - download]),
             download_joules=np.full(1, np.nan),
             compute_joules=np.array([_number(letter, "joules")]),
             upload_joules=np.full(1, np.nan),
