@@ -31,6 +31,7 @@ from anyfleet.experiment import (
     Prepared,
     RoundResult,
     State,
+    for_real_devices,
     from_source,
     prepare,
 )
@@ -83,7 +84,8 @@ def serve_fleet(
     folder = open_fleet(path)
     folder.check()
     source = config.read(file, overrides, allow)
-    prepared = prepare(_deployable(from_source(source), source.allow))
+    with for_real_devices():
+        prepared = prepare(_deployable(from_source(source), source.allow))
     fitting_bundle(folder, prepared.task)
     run = folder_for(out, file.stem)
     origin = Origin(prepared.task, file.resolve().parent)
@@ -109,7 +111,8 @@ def resume_fleet(run: Path, terms: Terms) -> None:
         return
     folder = open_fleet(Path(service.fleet))
     folder.check()
-    found: Reopened = reopen(run, terms)
+    with for_real_devices():
+        found: Reopened = reopen(run, terms)
     screen = console()
     for remark in found.remarks:
         show(screen, remark)

@@ -43,7 +43,7 @@ class _Collected(Collector):
             ("anyfleet_failures", "Orders that failed, by reason.", "reason", found.failures),
             (
                 "anyfleet_order_seconds",
-                "Seconds of orders with a reply, by phase; upload is all that devices do not measure.",
+                "Seconds of orders with a reply, by phase; upload: all that no device measured.",
                 "phase",
                 found.seconds,
             ),
