@@ -6,9 +6,9 @@
 Every kind of fault has a fleet of its own on loopback: a server and devices, each a process that a
 public command starts. Faults hit it at random moments, one after the other, in one run. After each,
 a round that began later must be completed, and somebody must have said what happened, where anybody
-does. In the end the run is resumed and ends by itself. Where no order failed, its model must be that
-of the simulator, bit for bit. The exit code is 1 if a round is lost, if something hangs, if a model
-differs, or if nobody says what happened.
+does. In the end the run is resumed and ends by itself. Where no order failed, its model must be
+that of the simulator, bit for bit. The exit code is 1 if a round is lost, if something hangs, if a
+model differs, or if nobody says what happened.
 
 Results go into build/fleet_faults.json (soak: build/fleet_soak.json), and with --page into
 docs/fleet_faults.md: a row there names the commit that its tries began with, and rows of kinds that
