@@ -222,7 +222,7 @@ def warn_of_excess(experiment: Experiment, world: World) -> None:
 
 @contextmanager
 def for_real_devices() -> Iterator[None]:
-    """Warn of no excess in the block: how many simulated devices there are does not matter."""
+    """Let the block warn of no excess: how many simulated devices there are does not matter."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExcessWarning)
         yield
