@@ -220,7 +220,7 @@ def lied(rig: Rig, luck: random.Random) -> Iterator[Wanted]:
     device, word = rig.devices[3], rig.lies.pop()
     told, said = device.home / "lied", device.told()
     told.unlink(missing_ok=True)
-    again = sum(rig.status().sent_again.values())
+    again, since = sum(rig.status().sent_again.values()), rig.look()
     (device.home / "lie").write_text(word)
     wait(told.is_file, "the liar does not lie")
     begun, now = rig.look(), time.monotonic()
@@ -230,14 +230,14 @@ def lied(rig: Rig, luck: random.Random) -> Iterator[Wanted]:
             return device.said(said, "a lie was refused")
         if word == "oversized":  # it is not even fetched: the order is sent again
             return sum(rig.status().sent_again.values()) > again
-        return any("refused" in each for each in rig.failures(3, max(0, begun - 1)))
+        return any("refused" in each for each in rig.failures(3, since))
 
     if word != "another's order":
         yield Wanted(works(rig, device, begun), is_told, word, now)
         return
     # The SuperLink does not take it, and tells nobody: the other device must not be harmed.
     yield Wanted(works(rig, device, begun), None, word, now)
-    if failed := rig.failures(0, max(0, begun - 1)):
+    if failed := rig.failures(0, since):
         raise Trouble(f"a reply to another's order harmed it: {failed[0]}")
 
 
@@ -658,6 +658,8 @@ def keep(file: Path, value: object) -> None:
 
 def main(given: argparse.Namespace) -> int:
     """Run what is asked for, show it, and return the exit code."""
+    # In the background of a shell it is ignored, and would be by the servers that end with it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
     out, commit = Path(given.out), commit_now()
     with ExitStack() as stack:
