@@ -218,6 +218,8 @@ def lied(rig: Rig, luck: random.Random) -> Iterator[Wanted]:
     if not rig.lies:  # all of them, before one comes again
         rig.lies = luck.sample(LIES, len(LIES))
     device, word = rig.devices[3], rig.lies.pop()
+    # A device that was killed before first answers what nobody waits for: a lie to nobody.
+    wait(works(rig, device, rig.look() - 1), "the liar is away")
     told, said = device.home / "lied", device.told()
     told.unlink(missing_ok=True)
     again, since = sum(rig.status().sent_again.values()), rig.look()
