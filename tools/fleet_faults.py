@@ -5,13 +5,14 @@
 
 Every kind of fault has a fleet of its own on loopback: a server and devices, each a process that a
 public command starts. Faults hit it at random moments, one after the other, in one run. After each,
-a round that began later must be completed, and somebody must have said what happened. In the end
-the run is resumed and ends by itself. Where no order failed, its model must be that of the
-simulator, bit for bit. The exit code is 1 if a round is lost, if something hangs, if a model
-differs, or if nobody says what happened.
+a round that began later must be completed, and somebody must have said what happened, where anybody
+does. In the end the run is resumed and ends by itself. Where no order failed, its model must be
+that of the simulator, bit for bit. The exit code is 1 if a round is lost, if something hangs, if a
+model differs, or if nobody says what happened.
 
-Results go into build/fleet_faults.json (soak: build/fleet_soak.json), and from there into
-docs/fleet_faults.md. POSIX only.
+Results go into build/fleet_faults.json (soak: build/fleet_soak.json), and with --page into
+docs/fleet_faults.md: a row there names the commit that its tries began with, and rows of kinds that
+are not run again stay. POSIX only.
 """
 
 import argparse
@@ -53,7 +54,7 @@ class Wanted:
     """What must become true after a fault."""
 
     back: Callable[[], bool]  # the fleet works as it should after such a fault
-    told: Callable[[], bool]  # somebody has said what happened
+    told: Callable[[], bool] | None  # somebody has said what happened; None: nobody does
     what: str  # the fault, in words
     at: float  # when it happened
 
@@ -87,6 +88,7 @@ class Account:
     wrong: list[str] = field(default_factory=list)
     faults: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
+    commit: str = ""  # of which, and when, it was begun
 
     @property
     def good(self) -> bool:
@@ -213,10 +215,14 @@ def lying(device: Device) -> None:
 @contextmanager
 def lied(rig: Rig, luck: random.Random) -> Iterator[Wanted]:
     """Let the liar tell one of its lies."""
-    device, word = rig.devices[3], LIES[int(luck.random() * 1e6) % len(LIES)]
+    if not rig.lies:  # all of them, before one comes again
+        rig.lies = luck.sample(LIES, len(LIES))
+    device, word = rig.devices[3], rig.lies.pop()
+    # A device that was killed before first answers what nobody waits for: a lie to nobody.
+    wait(works(rig, device, rig.look() - 1), "the liar is away")
     told, said = device.home / "lied", device.told()
     told.unlink(missing_ok=True)
-    again = sum(rig.status().sent_again.values())
+    again, since = sum(rig.status().sent_again.values()), rig.look()
     (device.home / "lie").write_text(word)
     wait(told.is_file, "the liar does not lie")
     begun, now = rig.look(), time.monotonic()
@@ -226,11 +232,15 @@ def lied(rig: Rig, luck: random.Random) -> Iterator[Wanted]:
             return device.said(said, "a lie was refused")
         if word == "oversized":  # it is not even fetched: the order is sent again
             return sum(rig.status().sent_again.values()) > again
-        if word == "another's order":  # it comes too late to count, or the order is sent again
-            return not rig.failures(0, max(0, begun - 1))
-        return any("refused" in each for each in rig.failures(3, max(0, begun - 1)))
+        return any("refused" in each for each in rig.failures(3, since))
 
-    yield Wanted(works(rig, device, begun), is_told, word, now)
+    if word != "another's order":
+        yield Wanted(works(rig, device, begun), is_told, word, now)
+        return
+    # The SuperLink does not take it, and tells nobody: the other device must not be harmed.
+    yield Wanted(works(rig, device, begun), None, word, now)
+    if failed := rig.failures(0, since):
+        raise Trouble(f"a reply to another's order harmed it: {failed[0]}")
 
 
 @contextmanager
@@ -304,7 +314,8 @@ def set_back(whose: str) -> Fault:
         # By seconds or hours; a certificate is valid since a day before the fleet was made.
         back = before - int(10 ** luck.uniform(0.5, 4.0))
         set_clock(file, back if back > -DAY * 0.9 else before - 3)
-        yield Wanted(works(rig, device, begun), lambda: True, "set back", time.monotonic())
+        # Nobody says anything: a device then signs by the server's clock without a word.
+        yield Wanted(works(rig, device, begun), None, "set back", time.monotonic())
 
     return fault
 
@@ -363,12 +374,14 @@ class Plan:
     tries: int
     minutes: float
     seed: int
+    commit: str
 
 
 def torment(group: Group, plan: Plan, folder: Path) -> list[Account]:
     """Inject the faults of a group into one run, in random order; return what became of them."""
     luck = random.Random(f"{plan.seed} {group.name}")  # noqa: S311 - no secret
-    accounts = {kind: Account(kind) for kind in group.faults if kind in plan.kinds}
+    chosen = [kind for kind in group.faults if kind in plan.kinds]
+    accounts = {kind: Account(kind, commit=plan.commit) for kind in chosen}
     order = [kind for kind in accounts for _ in range(plan.tries)]
     luck.shuffle(order)
     end, kind = time.monotonic() + 60 * plan.minutes, ""
@@ -405,10 +418,11 @@ def attempt(fault: Fault, rig: Rig, luck: random.Random, account: Account) -> No
         account.seconds.append(time.monotonic() - wanted.at)
         account.tries += 1
         account.faults[wanted.what] = account.faults.get(wanted.what, 0) + 1
-        with suppress(Trouble):  # a status is written once a second
-            wait(wanted.told, "", 15.0)
-        if not wanted.told():
-            account.wrong.append(f"nobody says what happened: {wanted.what}")
+        if wanted.told is not None:
+            with suppress(Trouble):  # a status is written once a second
+                wait(wanted.told, "", 15.0)
+            if not wanted.told():
+                account.wrong.append(f"nobody says what happened: {wanted.what}")
     account.rounds += rig.look() - before
     account.lost, account.again = account.lost + rig.lost - lost, account.again + rig.again - again
     for each in rig.ledger():
@@ -444,6 +458,8 @@ def say(text: str) -> None:
 
 MOMENTS = (20, 50, 100, 200)  # rounds after which memory is read
 MOST_GROWTH = 0.2  # from the second of these to the last
+DUE: tuple[Fault, ...] = (server_killed, superlink_killed)  # what must come at all
+_QUARTER = 0.25  # of the run, in which that must come
 
 
 @dataclass
@@ -464,11 +480,12 @@ class Soak:
 def soak(rounds: int, devices: int, *, seed: int, folder: Path) -> Soak:
     """Play a long run under random faults; read how much memory everybody has.
 
-    Server and SuperLink are killed in the first quarter only, and the first device never: whoever
-    is started anew has forgotten what it might have piled up.
+    Server and SuperLink are killed once at least, in the first quarter only, and the first device
+    never: whoever is started anew has forgotten what it might have piled up.
     """
     found, luck = Soak(devices), random.Random(f"{seed} soak")  # noqa: S311
     early = [killed_and_back, server_killed, superlink_killed]
+    due = luck.sample(DUE, len(DUE))
     later = [killed, killed_and_back, killed_and_back, cut("up"), cut("down"), stranger, joined]
     later += [revoked, *([set_back("device")] if compiler() else [])]
     moments = sorted({round(each * rounds / 200) for each in MOMENTS})
@@ -486,10 +503,10 @@ def soak(rounds: int, devices: int, *, seed: int, folder: Path) -> Soak:
                 while rig.look() < min(quiet, rounds):
                     _weigh(rig, found, moments)
                     time.sleep(0.1)
-                fault = luck.choice(early + later if rig.look() < rounds / 4 - 5 else later)
+                fault = next_fault(rig.look() / rounds, luck, due, early, later)
                 shielded = _Shielded(luck) if fault in (killed, killed_and_back) else luck
                 attempt(fault, rig, shielded, account)
-                name = fault.__qualname__.partition(".")[0].replace("_", " ")
+                name = named(fault)
                 found.faults[name] = found.faults.get(name, 0) + 1
                 say(f"soak: round {rig.look()}, {name}, {account.seconds[-1]:.1f} s")
                 _weigh(rig, found, moments)
@@ -501,9 +518,24 @@ def soak(rounds: int, devices: int, *, seed: int, folder: Path) -> Soak:
         found.wrong.append(f"{type(error).__name__}: {error}")
         say(traceback.format_exc())
     found.wrong += account.wrong
+    found.wrong += [f"no {named(each)} in the first quarter" for each in due]
     found.minutes = (time.monotonic() - began) / 60
     found.wrong += grown(found)
     return found
+
+
+def next_fault(
+    past: float, luck: random.Random, due: list[Fault], early: list[Fault], later: list[Fault]
+) -> Fault:
+    """Return the fault that comes next, when so much of the run is past; those due come soon."""
+    if due and past < _QUARTER and (past > _QUARTER / 3 or luck.random() < 0.5):
+        return due.pop()
+    return luck.choice(early + later if past < _QUARTER - 0.025 else later)
+
+
+def named(fault: Fault) -> str:
+    """Return the name of a fault."""
+    return fault.__qualname__.partition(".")[0].replace("_", " ")
 
 
 class _Shielded(random.Random):
@@ -545,13 +577,23 @@ def grown(found: Soak) -> list[str]:
 # --- what is printed and written ------------------------------------------------------------------
 
 
-def table(accounts: list[dict[str, Any]]) -> str:
-    """Return the accounts as a table of Markdown."""
-    head = (
-        "| fault | tries | rounds completed | rounds lost | recovered after (median, worst) "
-        "| orders that failed | model |\n|---|---|---|---|---|---|---|"
-    )
-    return "\n".join([head, *map(row, accounts)])
+HEAD = (
+    "| fault | tries | rounds completed | rounds lost | recovered after (median, worst) "
+    "| orders that failed | model | commit |\n|---|---|---|---|---|---|---|---|"
+)
+
+
+def table(rows: Mapping[str, str]) -> str:
+    """Return rows by kind as a table of Markdown, in the order of the kinds."""
+    return "\n".join([HEAD, *(rows[kind] for kind in KINDS if kind in rows)])
+
+
+def rows_of(page: str) -> dict[str, str]:
+    """Return the rows of the table on a page, by kind."""
+    begin, end = (mark.format("faults") for mark in MARKS)
+    lines = page.partition(begin)[2].partition(end)[0].splitlines()
+    found = {line.strip("| ").partition(" |")[0].partition(" (")[0]: line for line in lines}
+    return {kind: line for kind, line in found.items() if kind in KINDS}
 
 
 def row(account: dict[str, Any]) -> str:
@@ -560,9 +602,11 @@ def row(account: dict[str, Any]) -> str:
     seconds = f"{statistics.median(took):.1f} s, {max(took):.1f} s" if took else "–"
     reasons = ", ".join(f"{n} {each}" for each, n in sorted(account["reasons"].items()))
     model = account["model"] if not account["wrong"] else "WRONG: " + "; ".join(account["wrong"])
-    name = account["kind"] + (f" (not run: {account['skipped']})" if "skipped" in account else "")
+    sorts = ", ".join(f"{n} {each}" for each, n in sorted(account["faults"].items()))
+    name = account["kind"] + (f" ({sorts})" if len(account["faults"]) > 1 else "")
     cells = (name, account["tries"], account["rounds"], account["lost"], seconds)
-    return "| " + " | ".join(map(str, (*cells, reasons or "none", model))) + " |"
+    rest = (reasons or "none", model, account["commit"])
+    return "| " + " | ".join(map(str, (*cells, *rest))) + " |"
 
 
 def soak_text(found: dict[str, Any]) -> str:
@@ -591,20 +635,21 @@ def put(name: str, text: str) -> None:
     PAGE.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
 
 
-def provenance(words: str) -> str:
-    """Return what was run, when, on what, of which commit."""
-    asked = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()  # noqa: S603
+def commit_now() -> str:
+    """Return the commit of this moment, and the day; the code may change while it runs."""
+
+    def git(*words: str) -> str:
+        asked = ["git", "-C", str(ROOT), *words]
+        return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()  # noqa: S603
+
+    changed = " with changes" if git("status", "--porcelain", "--", "src", "tools") else ""
     day = dt.datetime.now(dt.UTC).date()
-    return f"`{words}`, {day}, {os.cpu_count()} cores, commit {commit or 'unknown'}."
+    return f"{git('rev-parse', '--short', 'HEAD') or 'unknown'}{changed}, {day}"
 
 
-def earlier(file: Path, kinds: list[str] | None) -> dict[str, dict[str, Any]]:
-    """Return the results of an earlier call, if this one is for some kinds only."""
-    if not kinds or not file.is_file():
-        return {}
-    found: list[dict[str, Any]] = json.loads(file.read_text())["kinds"]
-    return {each["kind"]: each for each in found}
+def provenance(words: str, commit: str) -> str:
+    """Return what was run, on what, of which commit and when."""
+    return f"`{words}`, {os.cpu_count()} cores, commit {commit}."
 
 
 def keep(file: Path, value: object) -> None:
@@ -615,22 +660,24 @@ def keep(file: Path, value: object) -> None:
 
 def main(given: argparse.Namespace) -> int:
     """Run what is asked for, show it, and return the exit code."""
+    # In the background of a shell it is ignored, and would be by the servers that end with it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
-    out = Path(given.out)
+    out, commit = Path(given.out), commit_now()
     with ExitStack() as stack:
         made = stack.enter_context(tempfile.TemporaryDirectory(prefix="fleet-faults-"))
         home = Path(given.folder or made)
         if given.soak:
             found = asdict(soak(given.soak, given.devices, seed=given.seed, folder=home / "soak"))
             words = f"python -m tools.fleet_faults --soak {given.soak} --devices {given.devices}"
-            told = f"{provenance(words)}\n\n{soak_text(found)}"
-            keep(out / "fleet_soak.json", {"told": provenance(words), **found})
-            sys.stdout.write(f"{told}\n")
+            text = f"{provenance(words, commit)}\n\n{soak_text(found)}"
+            keep(out / "fleet_soak.json", {"told": provenance(words, commit), **found})
+            sys.stdout.write(f"{text}\n")
             if given.page:
-                put("soak", told)
+                put("soak", text)
             return 1 if found["wrong"] or found["lost"] else 0
         kinds = [each for each in given.kinds or KINDS if "clock" not in each or compiler()]
-        plan = Plan(tuple(kinds), given.tries, given.minutes, given.seed)
+        plan = Plan(tuple(kinds), given.tries, given.minutes, given.seed, commit)
         if len(kinds) < len(given.kinds or KINDS):
             say("no clock is set back: that needs a C compiler (cc)")
         chosen = [each for each in GROUPS if set(plan.kinds) & set(each.faults)]
@@ -638,13 +685,16 @@ def main(given: argparse.Namespace) -> int:
             work = [pool.submit(torment, each, plan, home / each.name) for each in chosen]
             accounts = [account for each in work for account in each.result()]
     words = f"python -m tools.fleet_faults --tries {given.tries} --jobs {given.jobs}"
-    fresh = {each.kind: {**asdict(each), "good": each.good} for each in accounts}
-    rows = list({**earlier(out / "fleet_faults.json", given.kinds), **fresh}.values())
-    keep(out / "fleet_faults.json", {"told": provenance(words), "kinds": rows})
-    told = f"{provenance(words)}\n\n{table(rows)}"
-    sys.stdout.write(f"{told}\n")
+    fresh = [{**asdict(each), "good": each.good} for each in accounts]
+    keep(out / "fleet_faults.json", {"told": provenance(words, commit), "kinds": fresh})
+    rows = {each["kind"]: row(each) for each in fresh}
+    sys.stdout.write(f"{provenance(words, commit)}\n\n{table(rows)}\n")
     if given.page:
-        put("faults", told)
+        kept = rows_of(PAGE.read_text(encoding="utf-8"))
+        text = (
+            f"`{words}`, {os.cpu_count()} cores; each row has the commit and the day of its start."
+        )
+        put("faults", f"{text}\n\n{table({**kept, **rows})}")
     return 0 if all(each.good for each in accounts) else 1
 
 

@@ -154,6 +154,7 @@ class Rig:
     server: subprocess.Popen[bytes] | None = None
     guests: list[Device] = field(default_factory=list)  # that have joined
     lost: int = 0
+    lies: list[str] = field(default_factory=list)  # that come next
     again: int = 0  # rounds whose record was written twice, with the same results
     _rounds: list[tuple[bytes, RoundRow]] = field(default_factory=list)
     _rows: list[LedgerRow] = field(default_factory=list)

@@ -7,6 +7,7 @@ AnyfleetError
 ├── ConfigError         a run file or an override is wrong; holds all problems at once
 ├── LinkError           the link between a server and its devices does not work as it should
 │   ├── LinkDown            the other side cannot be reached; try again later
+│   │   └── LinkBusy           it answers, but cannot do what it is asked for now
 │   ├── NotEnrolled         the server does not know this device's key, or has revoked it
 │   └── RunGone             the run that a message belongs to has ended
 ├── MissingData         a data set is not on this machine; says where to get it
@@ -20,6 +21,7 @@ AnyfleetError
 └── VerifyError         a traced network that does not compute what its module does
 
 AnyfleetWarning         what can be run but is hardly meant; the command line prints it as a note
+└── ExcessWarning           a selection asks for more devices than the fleet of a run file has
 
 A part refuses an impossible value with a plain `ValueError`, several with a `Refusal`; read from a
 run file each complaint becomes a `Problem` of a `ConfigError`, with its path.
@@ -39,6 +41,8 @@ __all__ = [
     "BadReturn",
     "CompositionError",
     "ConfigError",
+    "ExcessWarning",
+    "LinkBusy",
     "LinkDown",
     "LinkError",
     "MissingData",
@@ -61,6 +65,10 @@ class AnyfleetError(Exception):
 
 class AnyfleetWarning(UserWarning):
     """Something that can be run but is hardly meant; says what happens and how to ask for more."""
+
+
+class ExcessWarning(AnyfleetWarning):
+    """A selection asks for more devices than the fleet of the run file has."""
 
 
 class BadMessage(AnyfleetError, ValueError):
@@ -119,6 +127,10 @@ class LinkError(AnyfleetError):
 
 class LinkDown(LinkError):
     """The other side of the link cannot be reached; the same call may work later."""
+
+
+class LinkBusy(LinkDown):
+    """The other side of the link answers, but cannot do what it is asked for now."""
 
 
 class NotEnrolled(LinkError):

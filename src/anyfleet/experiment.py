@@ -7,7 +7,7 @@ are made of, its `round` the model, the ledger and the replies.
 import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol, get_args
@@ -41,8 +41,8 @@ from anyfleet.core.seam import Runtime, Snapshot
 from anyfleet.elastic import cost
 from anyfleet.errors import (
     AnyfleetError,
-    AnyfleetWarning,
     ConfigError,
+    ExcessWarning,
     Problem,
     Refusal,
     StoreError,
@@ -217,7 +217,15 @@ def warn_of_excess(experiment: Experiment, world: World) -> None:
     with during("select", experiment.method.select, when=_BEFORE):
         excess = experiment.method.select.excess(world.declared)
     if excess:
-        warnings.warn(f"method.select: {excess}", AnyfleetWarning, stacklevel=4)
+        warnings.warn(f"method.select: {excess}", ExcessWarning, stacklevel=4)
+
+
+@contextmanager
+def for_real_devices() -> Iterator[None]:
+    """Let the block warn of no excess: how many simulated devices there are does not matter."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExcessWarning)
+        yield
 
 
 def _too_large(error: Exception) -> bool:

@@ -1,6 +1,8 @@
 """`anyfleet fleet practise`, `serve` and `status`: the public commands as processes, together."""
 
 import json
+import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -88,6 +90,37 @@ def test_another_model_than_the_devices_have_is_refused(
     assert refused.exit_code == 1
     assert "another model" in refused.output
     assert "anyfleet fleet bundle" in refused.output
+
+
+def warned(*words: str) -> bool:
+    """Whether a command warns that the fleet has fewer devices than are asked for."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        done = anyfleet_command(*words)
+    assert done.exit_code == 0, done.output
+    return "but the fleet has 2 devices" in done.output
+
+
+def test_nothing_is_said_of_how_many_simulated_devices_there_are(
+    practised: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = practised
+    file, more, played = str(folder.parent / "run.toml"), "method.count=9", list[object]()
+    monkeypatch.setattr("anyfleet.cli.fleet_serve._play", lambda *given: played.append(given))
+    run = tmp_path / "run"
+    shutil.copytree(folder / "run", run)
+    config = (run / "config.toml").read_text()
+    assert "count = 2" in config
+    (run / "config.toml").write_text(config.replace("count = 2", "count = 9"))
+    assert warned("validate", file, more)
+    assert not warned(
+        "fleet", "serve", str(folder / "fleet"), file, more, "--out", str(tmp_path / "r")
+    )
+    assert not warned("resume", str(run), "--rounds", "3", "--not-identical")
+    assert len(played) == 2
+    assert not warned(
+        "fleet", "init", str(tmp_path / "f"), file, more, "--address", "localhost:9443"
+    )
 
 
 def test_details_that_need_the_data_of_devices_are_refused(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from anyfleet.core.messages import Conditions
+from anyfleet.core.time_and_energy import Counts, effort_of
 from anyfleet.device import conditions as module
 from anyfleet.device.bundle import bundle_of
 from anyfleet.device.conditions import (
@@ -157,11 +158,24 @@ def test_a_meter_reports_what_it_knows_and_nothing_else() -> None:
     assert known["memory"] == 500.0
     assert known["battery"] == 7.0
     assert known["bit_rate_up"] == 5.0
-    assert known["speed"] == pytest.approx(2e9)  # the load is told apart
+    assert known["speed"] * known["load"] == pytest.approx(2e9)
     assert known["slowest"] == known["fastest"] == 2e9
     assert not {"bit_rate_down", "coefficient", "send_power", "exponent", "loss"} & known.keys()
     mains = Meter(PROFILE, Loan(), rates).conditions(Sensors())
     assert mains["battery"] == math.inf
+
+
+def test_a_machine_with_other_work_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    effort = effort_of(Counts(4e9, 4e9, 8e9), 0.5, local_steps=10, calls=100.0, moved=1e6)
+    full, took = np.full(1, np.nan), []
+    for load in (1.0, 4.0):
+        monkeypatch.setattr(module, "load_factor", lambda load=load: load)
+        known = Meter(PROFILE, Loan(), BitRates()).conditions(Sensors(fastest=2e9))
+        assert known["speed"] == pytest.approx(2e9 / load)
+        complete = {"exponent": math.nan, "coefficient": 0.0, **known}
+        took.append(float(effort.seconds(as_conditions(complete), full)[0]))
+    assert took[1] == pytest.approx(4 * took[0])
+    assert took[0] > 1.9  # 4e9 FLOP, and what they need beside
 
 
 def test_joules_are_estimated_where_the_system_tells_what_it_draws() -> None:

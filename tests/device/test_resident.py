@@ -19,7 +19,7 @@ from anyfleet.core.messages import Kind
 from anyfleet.core.orders import NOTHING, Cohort
 from anyfleet.device import resident as module
 from anyfleet.device.bundle import Bundle, bundle_of
-from anyfleet.device.conditions import GivenConditions, Reporter
+from anyfleet.device.conditions import BitRates, GivenConditions, Reporter
 from anyfleet.device.data import OwnData
 from anyfleet.device.log import Log
 from anyfleet.device.memory import Memory
@@ -57,6 +57,7 @@ class Arrived:
     letter: Letter
     handle: bytes
     whole: bool = True
+    seconds: float = 0.25
 
 
 @dataclass
@@ -98,6 +99,8 @@ class Home:
     out: io.StringIO = field(default_factory=io.StringIO)
     as_json: bool = False
     bundle: Bundle = field(default_factory=bundle)
+    power: float | None = None  # watts, as its system tells them
+    rates: BitRates = field(default_factory=BitRates)
 
     @property
     def memory(self) -> Memory:
@@ -110,7 +113,8 @@ class Home:
             self.memory,
             Reporter(GivenConditions(CONDITIONS), None),
             Log(self.out, self.as_json),
-            sensors=lambda: Sensors(temperature=40.0),
+            rates=self.rates,
+            sensors=lambda: Sensors(temperature=40.0, power=self.power),
             sleep=self.naps.append,
         )
 
@@ -182,9 +186,24 @@ def test_the_reply_to_an_order_is_that_of_the_simulator(home: Home) -> None:
     assert reply.data == replied(order())
     assert float(reply.about["seconds"]) > 0
     assert reply.about["temperature"] == 40.0
+    assert reply.about["download"] == 0.25
+    assert "joules" not in reply.about
     said = decode_check_in(bytes(reply.about["report"]))  # type: ignore[arg-type]
     assert said.conditions.keys() == CONDITIONS.keys() | {"loss"}
     assert home.log()[0].startswith("work  order 0, round 1, train, width 1, layers from 0 on")
+
+
+def test_joules_are_told_where_the_system_tells_its_power(home: Home) -> None:
+    home.power = 8.0
+    about = home.serve(ordered(order())).replies[b"order"].about
+    assert about["joules"] == pytest.approx(8.0 * float(about["seconds"]))
+    assert float(about["joules"]) > 0
+
+
+def test_the_bit_rate_of_a_letter_is_without_the_wait_for_it(home: Home) -> None:
+    letter = ordered(order())
+    home.serve(replace(letter, data=letter.data + bytes(10**6)))
+    assert home.rates.down == pytest.approx(8 * (len(letter.data) + 10**6) / 0.25)
 
 
 @pytest.mark.parametrize("kind", [Kind.EVALUATE, Kind.STATISTICS, Kind.REPORT, Kind.HOLD])

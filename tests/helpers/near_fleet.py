@@ -35,6 +35,7 @@ class Received:
     letter: Letter
     handle: bytes
     whole: bool = True
+    seconds: float = 0.001
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,9 @@ class NearPost:
 
     def so_far(self, message: str) -> Arrival | None:
         return self.parts.get(message)
+
+    def begun(self, messages: Collection[str]) -> set[str]:
+        return set(messages) & (self.parts.keys() | self.arrivals.keys())
 
     def forget(self, message: str) -> None:
         self.forgotten.append(message)

@@ -322,8 +322,9 @@ def resume(
 ) -> None:
     """Resume a run or a study that was stopped or killed, as if nothing had happened.
 
-    RUN is the folder that `anyfleet run`, `compare`, `sweep` or `demo` wrote. Threads and precision
-    are as they were; anything else that has changed since is listed, and needs --not-identical.
+    RUN is the folder that `anyfleet run`, `compare`, `sweep`, `demo` or `fleet serve` wrote; a run
+    of the last goes on with the devices that come back. Threads and precision are as they were;
+    anything else that has changed since is listed, and needs --not-identical.
     """
     with importing():
         from anyfleet.cli.resume import resume_folder

@@ -1,5 +1,6 @@
 """`anyfleet fleet serve` and `status`: a run on real devices, and what it is doing."""
 
+import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from anyfleet.experiment import (
     Prepared,
     RoundResult,
     State,
+    for_real_devices,
     from_source,
     prepare,
 )
@@ -66,6 +68,7 @@ class Deployment:
     name: str
     allow: Sequence[str] = ()
     state: State | None = None
+    resumed: bool = False  # then a device that stays away is not waited for without end
 
 
 def serve_fleet(
@@ -81,7 +84,8 @@ def serve_fleet(
     folder = open_fleet(path)
     folder.check()
     source = config.read(file, overrides, allow)
-    prepared = prepare(_deployable(from_source(source), source.allow))
+    with for_real_devices():
+        prepared = prepare(_deployable(from_source(source), source.allow))
     fitting_bundle(folder, prepared.task)
     run = folder_for(out, file.stem)
     origin = Origin(prepared.task, file.resolve().parent)
@@ -107,7 +111,8 @@ def resume_fleet(run: Path, terms: Terms) -> None:
         return
     folder = open_fleet(Path(service.fleet))
     folder.check()
-    found: Reopened = reopen(run, terms)
+    with for_real_devices():
+        found: Reopened = reopen(run, terms)
     screen = console()
     for remark in found.remarks:
         show(screen, remark)
@@ -121,7 +126,7 @@ def resume_fleet(run: Path, terms: Terms) -> None:
         )
 
     name = run.resolve().name
-    deployment = Deployment(folder, service, prepared, run, name, terms.allow, state)
+    deployment = Deployment(folder, service, prepared, run, name, terms.allow, state, True)
     try:
         _play(deployment, reopened)
     finally:
@@ -152,6 +157,7 @@ def _play(deployment: Deployment, record: Callable[[], Recording]) -> None:
         deployment.run,
         experiment.rounds,
         None if state is None else state.fleet,
+        0 if state is None else state.record.round_index + 1,
     )
     show(screen, f"{deployment.name}: on the devices of {folder.path}")
     with serving(folder, service, work) as served:
@@ -161,17 +167,18 @@ def _play(deployment: Deployment, record: Callable[[], Recording]) -> None:
         again = resumption(deployment.run, deployment.allow)
         recording = record()
         show(screen, f"Run folder: {deployment.run} (if it stops: {again})")
-        _gather(served, service.wait_for)
+        # A run that had begun must not wait for ever for a device that is gone for good.
+        _gather(served, service.wait_for, service.absence if deployment.resumed else math.inf)
         deployed = Deployed(experiment, prepared.task, prepared.world, prepared.execution, served)
         allow = tuple(deployment.allow)
         run = Run(deployed, recording, deployment.name, state, allow, clock=REAL)
         perform(run, screen)
 
 
-def _gather(served: Served, count: int) -> None:
+def _gather(served: Served, count: int, patience: float) -> None:
     """Wait until enough devices have checked in; say whenever one more has."""
     before = -1
-    for there in served.gather(count):
+    for there in served.gather(count, patience):
         if there != before:
             show(errors(), served.doing)
         before = there

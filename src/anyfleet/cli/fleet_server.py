@@ -23,7 +23,7 @@ from anyfleet.deployment.preflight import inspect, verdict
 from anyfleet.deployment.roster import Member, enrol, read_roster, revoke
 from anyfleet.device.bundle import bundle_of, write_bundle
 from anyfleet.errors import AnyfleetError, ConfigError, Problem
-from anyfleet.experiment import Experiment, build, load
+from anyfleet.experiment import Experiment, build, for_real_devices, load
 from anyfleet.wire import misfits
 
 EXIT_CODES = {"ok": 0, "failed": 1, "warning": 3}
@@ -41,7 +41,8 @@ def init_fleet(
 ) -> None:
     """Make the folder of a fleet for the task of a run file, and say what to do next."""
     where, experiment = Address.read(address), load(file, overrides, allow)
-    task = build(experiment)
+    with for_real_devices():
+        task = build(experiment)
     asked = _asked_of_devices(experiment, task, tuple(allow))
     folder = make_fleet(path, where, days=days, allow=asked)
     try:
@@ -80,7 +81,8 @@ def _asked_of_devices(
 def renew_bundle(path: Path, file: Path, overrides: Sequence[str], allow: Sequence[str]) -> None:
     """Write what every device gets anew: for the task of another run file, or another version."""
     folder, experiment = open_fleet(path), load(file, overrides, allow)
-    task = build(experiment)
+    with for_real_devices():
+        task = build(experiment)
     asked = _asked_of_devices(experiment, task, tuple(allow))
     write_device_file(folder, folder.device_file().address, asked)
     bundle = write_bundle(task, folder.bundle, asked)

@@ -12,6 +12,7 @@ from anyfleet.deployment.status import Status
 from anyfleet.errors import AnyfleetError
 
 LOOPBACK = "127.0.0.1"
+_BYTES = "bytes_"  # counts of the gate that are no requests
 
 
 class Source(Protocol):
@@ -42,7 +43,7 @@ class _Collected(Collector):
             ("anyfleet_failures", "Orders that failed, by reason.", "reason", found.failures),
             (
                 "anyfleet_order_seconds",
-                "Seconds of orders that were replied to, by phase.",
+                "Seconds of orders with a reply, by phase; upload: all that no device measured.",
                 "phase",
                 found.seconds,
             ),
@@ -52,7 +53,18 @@ class _Collected(Collector):
                 "direction",
                 {"down": found.bytes_down, "up": found.bytes_up},
             ),
-            ("anyfleet_gate", "Requests at the gate, by what became of them.", "what", found.gate),
+            (
+                "anyfleet_gate",
+                "Requests at the gate, by what became of them.",
+                "what",
+                {what: n for what, n in found.gate.items() if not what.startswith(_BYTES)},
+            ),
+            (
+                "anyfleet_gate_bytes",
+                "Bytes of the bodies that passed the gate, by direction.",
+                "direction",
+                {w.removeprefix(_BYTES): n for w, n in found.gate.items() if w.startswith(_BYTES)},
+            ),
         ):
             family = CounterMetricFamily(name, text, labels=[label])
             for key, value in counts.items():

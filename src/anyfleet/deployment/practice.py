@@ -213,11 +213,21 @@ def _compared(real: Params, expected: Mapping[str, torch.Tensor], *, replayed: b
     differing, largest, count = 0, 0.0, 0
     for name, value in expected.items():
         other, count = real[name], count + value.numel()
-        same = (other == value) | (other.isnan() & value.isnan())
-        differing += int((~same).sum())
+        differing += _differing(other, value)
         if value.numel():
             largest = max(largest, float((other.double() - value.double()).abs().max()))
     return Compared(count, differing, largest, replayed)
+
+
+def _differing(one: torch.Tensor, other: torch.Tensor) -> int:
+    """Return how many numbers are not the same bits: -0.0 is not 0.0, and a NaN is itself."""
+    if one.dtype != other.dtype:
+        return other.numel()
+    left, right = (
+        each.contiguous().reshape(-1).view(torch.uint8).reshape(-1, other.element_size())
+        for each in (one, other)
+    )
+    return int((left != right).any(dim=1).sum())
 
 
 # --- commands as processes ------------------------------------------------------------------------

@@ -155,7 +155,7 @@ def _is_served(folder: FleetFolder, address: Address) -> bool:
 
 
 def _clock() -> Iterator[Finding]:
-    """Yield how the clock is. Requests of devices are signed with the time."""
+    """Yield how the clock is. Certificates, and what devices sign, are judged by it."""
     mend = "Set it, for example with systemd-timesyncd or chrony."
     year = datetime.now(UTC).year
     if year < _RELEASED:
@@ -167,8 +167,8 @@ def _clock() -> Iterator[Finding]:
     if drift > 1.0:
         yield Finding("clock", "failed", f"it was set by {drift:.0f} s during the check. {mend}")
     elif _is_synchronised() is False:
-        told = "nothing keeps it right. The clock of a device may be at most 5 s ahead of it and "
-        yield Finding("clock", "warning", f"{told}5 minutes behind. {mend}")
+        told = "nothing keeps it right. Devices sign by it and may have another time, but "
+        yield Finding("clock", "warning", f"{told}certificates are judged by both clocks. {mend}")
     else:
         yield Finding("clock", "ok", f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC")
 

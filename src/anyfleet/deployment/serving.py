@@ -1,5 +1,6 @@
 """Serving a fleet: the SuperLink, the gate, Flower's run, and the fleet as the loop sees it."""
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -93,20 +94,23 @@ class Served:
             restarts=self.link.superlink.restarts,
         )
 
-    def gather(self, count: int) -> Iterator[int]:
+    def gather(self, count: int, patience: float = math.inf) -> Iterator[int]:
         """Yield how many devices are ready, again and again, until they are enough.
 
-        A count of 0 means all that are enrolled, and at least one.
+        A count of 0 means all that are enrolled, and at least one. Once one is ready, the others
+        have `patience` seconds to come; then those that are ready are enough.
         """
+        until = math.inf
         while True:
             there = self.fleet.ready()
+            until = min(until, time.monotonic() + patience) if there else math.inf
             enrolled = sum(not each.revoked for each in self.enrolment.enrolled())
             wanted = count or max(1, enrolled)
             self.doing = f"waiting for devices: {there} of {wanted}"
             if not enrolled:
                 self.doing += f"; none is enrolled: anyfleet fleet add {self.folder.path} NAME"
             yield there
-            if there >= wanted:
+            if there >= wanted or time.monotonic() >= until:
                 self.doing = "playing"
                 self.fleet.start_clock()
                 return
@@ -166,6 +170,7 @@ class Work:
     run: Path
     rounds: int
     state: FleetState | None = None  # of the run that is resumed
+    done: int = 0  # rounds of it
 
 
 class Linked(NamedTuple):
@@ -221,6 +226,7 @@ def hosting(folder: FleetFolder, service: Service, work: Work, link: Linked) -> 
             limits=work.limits,
             patience=service.patience,
             void=0 if state is None else state.next_order,
+            round_index=work.done,
         )
         found = Served(folder, fleet, link, enrolment, work.run, work.rounds)
         if service.metrics >= 0:

@@ -212,7 +212,7 @@ class Meter:
         lent = free if self.loan.memory is None else min(free, float(self.loan.memory))
         watts = own.watts if own.watts is not None and own.watts > 0 else None
         found = {
-            "speed": own.speed,  # as if there were no other work: `load` says how much there is
+            "speed": own.speed / load,  # that of now, as planners take it
             "load": load,
             "overhead": own.overhead,
             "latency": own.latency,

@@ -41,6 +41,7 @@ class KeptOrder(msgspec.Struct, frozen=True):
     whole: bool
     handle: bytes
     attempts: int = 0
+    seconds: float | None = None  # that it took to come
 
     @property
     def digest(self) -> bytes:

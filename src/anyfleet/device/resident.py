@@ -64,6 +64,10 @@ class Received(Protocol):
     def handle(self) -> bytes:
         """All that a reply needs, also in another process."""
 
+    @property
+    def seconds(self) -> float:
+        """The seconds that it took to come, from the moment on at which it was there."""
+
 
 class Link(Protocol):
     """A device's end of the link, such as `runtime.flower.connection.Connection`."""
@@ -142,7 +146,8 @@ class Resident:
                     self._log.say("wait", f"{known}for an order")
                     self._sleep(max(0.0, began + POLL_SECONDS - time.perf_counter()))
                     continue
-                self._rates.received(len(received.letter.data), time.perf_counter() - began)
+                # Not since `began`: the server may have held the answer back until there was one.
+                self._rates.received(len(received.letter.data), received.seconds)
                 if self._heed(received, link) and once:
                     return True
             except LinkDown as error:
@@ -178,6 +183,7 @@ class Resident:
                 about=dict(letter.about),
                 whole=received.whole,
                 handle=received.handle,
+                seconds=received.seconds,
             )
             self._deliver(kept, link)
             return False
@@ -196,7 +202,7 @@ class Resident:
             self._become(number)
         self._compare(letter)
         index = round_index if isinstance(round_index, int) else 0
-        report = self._report(index, self._memory.last_loss(self._run))
+        report = self._report(index, self._memory.last_loss(self._run), self._sensors())
         # Something to measure the link by travels back as it came.
         about = {"probe": letter.data[:_MOST_PROBE]} if letter.data else {}
         return Letter("check-in", report, about)
@@ -277,7 +283,7 @@ class Resident:
         flops = self._flops(order, past, _counting(kept.about))
         began = time.perf_counter()
         done = client.work(order, (past.state,), self._task)
-        seconds = time.perf_counter() - began
+        seconds, sensors = time.perf_counter() - began, self._sensors()
         data = encode_reply(done.replies, order, self._task)
         told = measured(done.replies.report_of(0), "loss")
         trained = order.kind in OF_TRAINING and not math.isnan(told)
@@ -286,9 +292,13 @@ class Resident:
             self._memory.keep(number, now, self._run)
         if isinstance(settled, int):
             self._memory.settle(settled)
-        report = self._report(order.round_index + 1, now.loss)
+        report = self._report(order.round_index + 1, now.loss, sensors)
         about: dict[str, Value] = {"seconds": seconds, "flops": flops, "report": report}
         about["delivered"] = float(order.delivered_width[0])
+        if kept.seconds is not None:
+            about["download"] = kept.seconds
+        if sensors.power is not None:  # as the machine draws when the work is done
+            about["joules"] = sensors.power * seconds
         return KeptAnswer(kept.digest, "reply", data, {**about, **self._readings})
 
     def _flops(self, order: Cohort, past: Past, counting: Counting) -> float:
@@ -333,8 +343,8 @@ class Resident:
 
     # -- what is told
 
-    def _report(self, round_index: int, loss: float | None) -> bytes:
-        member, sensors = self._member, self._sensors()
+    def _report(self, round_index: int, loss: float | None, sensors: Sensors) -> bytes:
+        member = self._member
         told = {"temperature": sensors.temperature, "power": sensors.power}
         self._readings = {name: value for name, value in told.items() if value is not None}
         report = CheckInReport(

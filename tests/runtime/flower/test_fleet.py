@@ -1,6 +1,7 @@
 """The fleet of real devices: what the loop computes on it is what it computes in the simulator."""
 
 import dataclasses
+import itertools
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -277,6 +278,27 @@ def test_a_server_that_comes_back_goes_on_where_it_stood(
     assert small.identical(later[-1].params, expected[-1].params)
 
 
+def test_a_server_that_comes_back_goes_on_without_a_device_that_is_gone(made: Make) -> None:
+    method = replace(METHODS["STC with error feedback"], schedule=Buffered(4, 2))
+    fleet, near = made(count=4)
+    rounds = run(method, TASK, fleet, 0)
+    for _ in range(2):
+        done = next(rounds)
+    saved = fleet.save()
+    gone = int(saved.under_way[0].device[0])
+    near.stop(gone)  # for good
+    again = server(near, saved.next_order)
+    again.restore(saved)
+    later: list[Round] = []
+    for each in run(method, TASK, again, 0, resume=done.snapshot):
+        later.append(each)
+        if any(each.ledger.failure):
+            break
+        assert gone not in each.ledger.device
+        assert each.time < 20
+    assert [each for each in later[-1].ledger.failure if each] == ["went offline"]
+
+
 COLUMNS = small.world(TASK, lossy(errors=(0.1,), column_width=0.25))
 
 
@@ -354,6 +376,39 @@ def test_an_order_whose_reply_never_can_be_read_is_given_up(
     assert 1 < len(asked) < 10
 
 
+def test_what_nodes_write_is_cleaned_and_counted_under_few_reasons(
+    made: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, near = made()
+    deliver, number = near.post.deliver, itertools.count()
+
+    def hostile(message: str, node: int, letter: Letter) -> None:
+        if letter.kind != "reply" or node > 2:
+            deliver(message, node, letter)
+        elif node == 1:  # it can be read, but not used
+            deliver(message, node, replace(letter, data=letter.data[:-1]))
+        elif node == 2:
+            said = {"reason": f"fault{next(number)}: \x1b[2J\n" + 9999 * "x"}
+            deliver(message, node, Letter("refused", b"", said))
+        else:
+            error = f"an error in place of a reply: number {next(number)}"
+            near.post.arrivals[message] = Arrival(message, node, Letter(""), False, error)
+
+    monkeypatch.setattr(near.post, "deliver", hostile)
+    (found,) = played(fedavg(count=TASK.devices, lr=0.1), fleet, 1)
+    failed = [each for each in found.ledger.failure if each]
+    assert len(failed) == 3
+    assert all(each.isprintable() and len(each) < 600 for each in failed)
+    status = fleet.status()
+    assert [*status.sent_again] == ["an error in place of a reply"]
+    told = {
+        "no reply: an error in place of a reply",
+        "refused by the device",
+        "refused: nothing came through",
+    }
+    assert status.failures.keys() == told
+
+
 def test_what_was_lost_while_the_link_was_away_is_sent_again(
     made: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,6 +457,37 @@ def test_an_order_that_a_device_lost_as_it_died_is_sent_again(
     assert small.identical(found[-1].params, expected[-1].params)
 
 
+@pytest.mark.parametrize("broken", ["the SuperLink", "the device"])
+def test_a_reply_that_has_begun_is_not_asked_for_again(
+    made: Make, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    fleet, near = made(COLUMNS)
+    deliver, cut, rest = near.post.deliver, list[int](), list[threading.Timer]()
+
+    def in_part(message: str, node: int, letter: Letter) -> None:
+        if letter.kind != "reply" or cut:
+            deliver(message, node, letter)
+            return
+        cut.append(node)
+        part = replace(letter, data=halved(letter.data))
+        near.post.parts[message] = Arrival(message, node, part, False, "")
+        if broken == "the SuperLink":
+            near.post.breaks += 1
+        else:
+            near.post.starts[node] += 1  # it was killed, and is back
+        rest.append(threading.Timer(2.5, deliver, [message, node, letter]))
+        rest[0].start()
+
+    monkeypatch.setattr(near.post, "deliver", in_part)
+    method = replace(METHODS["FedResCuE"], select=Everyone())
+    (found,) = played(method, fleet, 1)
+    assert set(found.ledger.failure) == {""}
+    assert set(found.ledger.delivered_up) == {1.0}
+    orders = [node for node, letter in near.post.sent if letter.kind == "order"]
+    assert orders.count(cut[0]) == 1
+    assert not near.post.parts.keys() & set(near.post.forgotten)
+
+
 def test_a_fleet_without_devices_waits_for_one(made: Make) -> None:
     fleet, near = made(count=1)
     rounds = run(fedavg(count=1, lr=0.1), TASK, fleet, 0)
@@ -448,6 +534,31 @@ def test_a_choice_that_was_not_told_yet_is_asked_for_again(made: Make) -> None:
     again.restore(saved)
     later = list(islice(run(method, TASK, again, 0, resume=done.snapshot), 2))
     assert not any(any(each.ledger.failure) for each in later)
+
+
+def test_what_a_device_measured_is_in_the_ledger(
+    made: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, near = made()
+    deliver = near.post.deliver
+    said: dict[int, dict[str, Value]] = {
+        0: {"joules": 3.0, "download": 0.001, "seconds": 0.002},
+        1: {"download": 1e9, "seconds": 0.0},  # more than there was
+    }
+
+    def telling(message: str, node: int, letter: Letter) -> None:
+        about = {name: value for name, value in letter.about.items() if name != "download"}
+        deliver(message, node, replace(letter, about={**about, **said.get(node, {})}))
+
+    monkeypatch.setattr(near.post, "deliver", telling)
+    (found,) = played(fedavg(count=TASK.devices, lr=0.1), fleet, 1)
+    ledger = found.ledger.take(np.argsort(found.ledger.device))
+    assert ledger.compute_joules[0] == ledger.known_joules[0] == 3.0
+    assert np.isnan(ledger.joules).all()  # of the links nobody knows
+    assert ledger.download_seconds[0] == 0.001
+    assert ledger.upload_seconds[0] > 0.001
+    assert ledger.upload_seconds[1] == 0.0
+    assert ledger.download_seconds[2] == pytest.approx(ledger.upload_seconds[2], rel=0.2)  # by bits
 
 
 def test_what_a_device_says_beside_its_reply_is_bounded(

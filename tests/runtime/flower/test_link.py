@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.supercore.date import now
 
-from anyfleet.errors import LinkDown, LinkError, NotEnrolled, RunGone
+from anyfleet.errors import LinkBusy, LinkDown, LinkError, NotEnrolled, RunGone
 from anyfleet.runtime.flower import flower_api
 from anyfleet.runtime.flower.connection import Connection, Received
 from anyfleet.runtime.flower.envelopes import Letter, pack
@@ -139,6 +139,7 @@ def test_a_letter_of_more_than_four_megabytes_goes_through(
 ) -> None:
     message, got = order(run, devices[0], data := os.urandom(9 << 19))
     assert got.letter.data == data
+    assert 0 < got.seconds < LIMIT
     devices[0].connection.reply(got.handle, Letter("reply", data[::-1]))
     assert arrivals(run, [message])[0].letter.data == data[::-1]
 
@@ -277,6 +278,23 @@ def test_a_reply_that_cannot_be_read_is_an_error(run: HostedRun, devices: list[D
     [arrival] = arrivals(run, [message])
     assert (arrival.whole, arrival.node) == (False, devices[0].node)
     assert "cannot be read" in arrival.error
+
+
+def test_an_error_in_place_of_a_reply_is_cleaned(
+    run: HostedRun, devices: list[Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, said = run._api.pull_messages, "\x1b[31mred\n" + 9999 * "x"
+
+    def erring(wanted: object) -> object:
+        return [found._replace(error=said) for found in plain(wanted)]  # type: ignore[arg-type]
+
+    monkeypatch.setattr(run._api, "pull_messages", erring)
+    message, got = order(run, devices[0])
+    devices[0].connection.reply(got.handle, Letter("reply"))
+    [arrival] = arrivals(run, [message])
+    assert arrival.error.startswith("an error in place of a reply:  [31mred x")
+    assert arrival.error.isprintable()
+    assert len(arrival.error) < 600
 
 
 # --- processes that die ---------------------------------------------------------------------------
@@ -431,6 +449,53 @@ def test_an_order_of_which_nothing_came_comes_later(run: HostedRun, devices: lis
     assert got.whole
     device.connection.reply(got.handle, Letter("reply"))
     assert arrivals(run, [message])[0].whole
+
+
+def test_what_is_missing_of_a_cut_reply_is_sent_after_the_superlink_was_killed(
+    link: SuperLink, run: HostedRun, devices: list[Device]
+) -> None:
+    device, breaks = devices[2], run.breaks
+    lost, _ = order(run, devices[0])
+    message, handle = cut_reply(run, device)
+    assert run.receive([lost, message]) == []
+    link.kill()
+    starting = threading.Thread(target=link.start)
+    starting.start()
+    assert run.begun([lost, message]) == {message}  # waits for the SuperLink
+    starting.join()
+    assert run.breaks > breaks
+    device.connect()
+    device.link.heal()
+    device.connection.reply(handle, Letter("reply", LONG))
+    missing = len(LONG) - len(TWO)
+    assert missing < device.link.crossed["up"] < missing + COLUMN // 2
+    assert arrivals(run, [message])[0].letter.data == LONG
+    run.forget(lost)
+    until(lambda: not devices[0].connection.receive())
+
+
+def test_a_superlink_that_is_busy_has_lost_nothing_unless_it_hands_over(
+    run: HostedRun, devices: list[Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, breaks = devices[0], run.breaks
+    calls = {"nodes": run._control, "confirm": run._api, "pull_messages": run._api}
+    for name, api in calls.items():
+        plain, tried = getattr(api, name), list[str]()
+
+        def busy(*words: object, plain: object = plain, tried: list[str] = tried) -> object:
+            tried.append("")
+            if len(tried) == 1:
+                raise LinkBusy("status 500")
+            return plain(*words)  # type: ignore[operator]
+
+        with monkeypatch.context() as broken:
+            broken.setattr(api, name, busy)
+            message, _ = order(run, device)
+            run.nodes()
+            assert run.begun([message]) == set()
+            run.forget(message)
+        assert len(tried) >= 1
+        assert run.breaks == breaks + (name == "pull_messages")
 
 
 def test_both_ends_go_on_after_the_superlink_was_killed(

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
@@ -39,6 +39,7 @@ class Received:
     letter: Letter
     whole: bool
     handle: bytes  # all that `reply` needs, also in another process; opaque
+    seconds: float = field(default=0.0, compare=False)  # that its pieces took to come
 
 
 class _Order(NamedTuple):
@@ -138,6 +139,7 @@ class Connection:
     def _download(self) -> Received | None:
         message = flower_api.open_pulled(self._waiting)
         incoming, run = Incoming(message, _MOST_BYTES), message.heading.run
+        began = time.monotonic()
         limit, had, pause = time.monotonic() + self._patience, 0, _FIRST_PAUSE
         down: LinkDown | None = None
         while True:
@@ -166,7 +168,8 @@ class Connection:
         heading = message.heading
         order = _Order(run, self.node_id, message.id, heading.written, heading.kept)
         self._given = True
-        return Received(incoming.letter, incoming.whole, json.dumps(order).encode())
+        took = time.monotonic() - began
+        return Received(incoming.letter, incoming.whole, json.dumps(order).encode(), took)
 
     def reply(self, handle: bytes, letter: Letter) -> None:
         """Send the reply to a letter; called again with the same values it sends what is missing.

@@ -29,6 +29,7 @@ PIECE_BYTES = 1 << 20  # one request each; a slow link must carry one within min
 JOINED_BYTES = 1 << 14  # frames that are no longer together share a piece: requests cost time
 SHORT_BYTES = 1 << 11  # data, or its first piece, that stands on the envelope
 NOTE_BYTES = 1 << 20  # an envelope that says more is refused
+LONGEST = 500  # letters of a text that a node chose, where people read it
 _LEAD_BYTES = 4  # of a wire message; `anyfleet.wire.frames`
 
 
@@ -39,6 +40,11 @@ class Letter:
     kind: str  # down: check-in, offer, order, done; up: check-in, choice, reply, refused
     data: bytes = b""  # a wire message, or any short bytes
     about: Mapping[str, Value] = field(default_factory=dict)  # small values beside it
+
+
+def printable(told: str) -> str:
+    """Return a text that a node chose, as far as it can be printed, and not too long."""
+    return "".join(each if each.isprintable() else " " for each in told[:LONGEST])
 
 
 class Packed(NamedTuple):

@@ -27,7 +27,7 @@ from anyfleet.core.orders import Cohort
 from anyfleet.core.stacks import Replies
 from anyfleet.elastic.cost.operations import Counting
 from anyfleet.errors import BadMessage, StoreError, refuse
-from anyfleet.runtime.flower.envelopes import Letter, Value
+from anyfleet.runtime.flower.envelopes import Letter, Value, printable
 from anyfleet.runtime.flower.fleet_state import FleetState
 from anyfleet.runtime.flower.hosting import Arrival, Node
 from anyfleet.runtime.replayed import Arrived
@@ -38,10 +38,10 @@ from anyfleet.wire.inbox import Inbox
 _LOOK = 1.0  # seconds between two looks at who is online
 _POLL = 0.05  # seconds between two looks for replies, at least
 _MESSAGES = 100  # outstanding messages that are looked for in a second of polling
-_LONGEST = 500  # letters of a reason that a device gives
 _PROBE = bytes(64 << 10)  # the same for all devices
 _MOST_ERRORS = 5  # of messages about one order, before it is given up
 _AWAY, _STARTED = "the SuperLink was away", "the device was started again"  # sent again, why
+_TWO_LEVELS = ("refused", "no reply")  # reasons of failures that the server gives, with another
 _MARGIN = 60.0  # seconds that a message is kept longer than anybody waits for its reply
 
 State = Literal["enrolled", "refused", "offline", "checking in", "free", "working", "revoked"]
@@ -66,12 +66,15 @@ class Post(Protocol):
     def so_far(self, message: str) -> Arrival | None:
         """Return the part of a reply that has come in; None if there is nothing yet."""
 
+    def begun(self, messages: Collection[str]) -> set[str]:
+        """Return to which of these messages a reply has begun to come in."""
+
     def forget(self, message: str) -> None:
         """Let go of a message to which no more is wanted."""
 
     @property
     def breaks(self) -> int:
-        """How many calls have found nobody, before somebody answered again."""
+        """How many calls failed so that messages or replies may be lost."""
 
 
 class Enrolled(Protocol):
@@ -203,7 +206,8 @@ class _Counts:
 class FlowerFleet:
     """A fleet of real devices under real time, as the loop sees it (`core.seam.Runtime`).
 
-    A server that takes a run over says from which order on what devices did is `void`.
+    A server that takes a run over says from which order on what devices did is `void`, and with
+    which round it goes on.
     """
 
     def __init__(
@@ -218,13 +222,14 @@ class FlowerFleet:
         limits: Limits | None = None,
         patience: Patience | None = None,
         void: int = 0,
+        round_index: int = 0,
     ) -> None:
         self._post, self._task, self._roster = post, task, roster
         self._run, self._bundle, self._counting = run, bundle, counting
         self.limits = limits or Limits()
         self._patience = patience or Patience()
         self._inbox = Inbox(task, self.limits)
-        self._start, self._round_index = time.monotonic(), 0
+        self._start, self._round_index = time.monotonic(), round_index
         self._fleet: list[_Device] = []
         self._sent: dict[int, _Sent] = {}  # by the number of the order, until its end is told
         self._ends: list[int] = []  # orders that have ended, in the order in which they did
@@ -553,13 +558,21 @@ class FlowerFleet:
 
         Messages and replies can be taken once: one that is just being taken when the SuperLink or
         the device dies reaches nobody. A device that has carried out an order answers it again with
-        what it has kept.
+        what it has kept. A reply that has begun to come in is not lost: its device had kept it
+        before it sent it, and goes on with what is missing. Should it not, the upload expires after
+        some minutes, and the order is sent again then.
         """
+        about = [each for device in devices for each in (device.asking, device.busy) if each]
+        begun = self._post.begun(about) if about else set()
+        for message in about:
+            if message not in begun:
+                self._post.forget(message)
         for device in devices:
-            for message in (device.asking, device.busy):
-                if message is not None:
-                    self._post.forget(message)
-            device.asking = device.busy = None
+            if device.asking not in begun:
+                device.asking = None
+            if device.busy in begun:
+                continue
+            device.busy = None
             sent = None if device.order is None else self._sent.get(device.order)
             if sent is not None and sent.message and not (sent.reply or sent.choice):
                 sent.message = None
@@ -578,7 +591,7 @@ class FlowerFleet:
         try:
             report = decode_check_in(data)
         except BadMessage as error:
-            device.refused = f"its check-in cannot be read: {error}"
+            device.refused = f"its check-in cannot be read: {printable(str(error))}"
             return
         device.refused = self._unfit(report)
         if device.report is None:
@@ -599,12 +612,12 @@ class FlowerFleet:
         """Return why a device with such a report cannot take part, or ""."""
         if report.version != anyfleet.__version__:
             return (
-                f"the device has Anyfleet {report.version}, this server has "
+                f"the device has Anyfleet {printable(report.version)}, this server has "
                 f"{anyfleet.__version__}: install the same version on both"
             )
         if report.bundle != self._bundle:
             return (
-                f"the device has bundle {report.bundle[:12]}, this run needs "
+                f"the device has bundle {printable(report.bundle[:12])}, this run needs "
                 f"{self._bundle[:12]}: hand over the folder `device` again"
             )
         if report.column_width * self.limits.columns < 1:
@@ -619,7 +632,7 @@ class FlowerFleet:
         if arrival.error:
             # It never arrived, or its reply: it is sent again when the device is there.
             sent.message, sent.errors = None, sent.errors + 1
-            self._counts.sent_again[arrival.error[:_LONGEST]] += 1
+            self._counts.sent_again[arrival.error.partition(":")[0]] += 1
             if sent.errors > _MOST_ERRORS:
                 self._abandon(sent, device, f"no reply: {arrival.error}")
             return
@@ -632,9 +645,14 @@ class FlowerFleet:
         letter = arrival.letter
         if letter.kind == "choice":
             try:
-                sent.choice = decode_choice(letter.data, sent.order, self.limits)
+                chosen = decode_choice(letter.data, sent.order, self.limits)
             except BadMessage as error:
-                sent.choice = _declined(sent.order, f"its choice was refused: {error}")
+                sent.choice = _declined(
+                    sent.order, f"its choice was refused: {printable(str(error))}"
+                )
+                return
+            told = tuple(map(printable, chosen.choices.declined))
+            sent.choice = replace(chosen, choices=replace(chosen.choices, declined=told))
         else:
             sent.choice = _declined(sent.order, _reason(letter))
 
@@ -648,7 +666,7 @@ class FlowerFleet:
             try:
                 reply = self._inbox.receive(letter.data, device.number)
             except BadMessage as error:
-                reason = f"refused: {error.reason}: {error}"
+                reason = f"refused: {error.reason}: {printable(str(error))}"
         else:
             reason = f"refused by the device: {_reason(letter)}"
         self._inbox.close(number)
@@ -666,7 +684,7 @@ class FlowerFleet:
         counts.down += float(ended.charges.bits_down[0]) / 8
         counts.up += float(ended.charges.bits_up[0]) / 8
         if ended.reply is None:
-            counts.failures[ended.reason.partition(":")[0]] += 1
+            counts.failures[_sort(ended.reason)] += 1
             return
         counts.replies += 1
         for phase in ("download", "compute", "upload"):
@@ -734,21 +752,28 @@ class FlowerFleet:
     # -- charges
 
     def _spent(self, sent: _Sent, letter: Letter, reply: Replies | None) -> Charges:
-        """Return what an order cost, as far as it was measured; what is not known is NaN."""
+        """Return what an order cost, as far as it was measured; what is not known is NaN.
+
+        The device tells how long it downloaded and computed; all the rest counts as upload, also
+        waiting for the device to ask and for its restarts. A device that does not tell its download
+        has the rest divided by bits.
+        """
         order, number = sent.order, np.array([int(sent.order.id[0])])
         elapsed = self.now() - sent.began
         compute = min(_number(letter, "seconds"), elapsed)  # NaN stays NaN
         down, up = float(order.bits[0]), 0.0 if reply is None else float(reply.bits[0])
         link = elapsed - (0.0 if np.isnan(compute) else compute)
-        share = down / max(1.0, down + up)
+        download = min(_number(letter, "download"), link)
+        if np.isnan(download):
+            download = link * down / max(1.0, down + up)
         return replace(
             no_charges(number, sent.began),
             flops=np.array([_number(letter, "flops")]),
             bits_down=np.array([down]),
             bits_up=np.array([up]),
-            download_seconds=np.array([link * share]),
+            download_seconds=np.array([download]),
             compute_seconds=np.array([compute]),
-            upload_seconds=np.array([link * (1 - share)]),
+            upload_seconds=np.array([link - download]),
             download_joules=np.full(1, np.nan),
             compute_joules=np.array([_number(letter, "joules")]),
             upload_joules=np.full(1, np.nan),
@@ -874,8 +899,17 @@ def _declined(order: Cohort, reason: str) -> OrderChoices:
 
 def _reason(letter: Letter) -> str:
     """Return the reason that a device gives, as far as it can be printed."""
-    told = str(letter.about.get("reason", "it gave no reason"))[:_LONGEST]
-    return "".join(each if each.isprintable() else " " for each in told)
+    return printable(str(letter.about.get("reason", "it gave no reason")))
+
+
+def _sort(reason: str) -> str:
+    """Return under which of a few reasons a failure is counted.
+
+    What the server itself found has two levels; what a node says has one: it could say anything.
+    """
+    first, _, rest = reason.partition(": ")
+    second = rest.partition(":")[0]
+    return f"{first}: {second}" if first in _TWO_LEVELS else first
 
 
 def _number(letter: Letter, name: str, otherwise: float = np.nan) -> float:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from anyfleet.errors import LinkDown, LinkError, NotEnrolled, RunGone
+from anyfleet.errors import LinkBusy, LinkDown, LinkError, NotEnrolled, RunGone
 
 try:
     import flwr
@@ -296,7 +296,7 @@ def _calling(address: str, refused: type[LinkError]) -> Iterator[None]:
 def _status_error(address: str, response: httpx.Response, refused: type[LinkError]) -> LinkError:
     status, said = response.status_code, FlowerError.from_json(response.text)
     if status in _AWAY:
-        return LinkDown(f"{address} is not ready (status {status})")
+        return LinkBusy(f"{address} is not ready (status {status})")
     if status == httpx.codes.UNAUTHORIZED:
         if refused is NotEnrolled:
             return NotEnrolled(f"{address} refuses this device's key: it is unknown or revoked")

@@ -12,9 +12,9 @@ from typing import NamedTuple, Self, TypeVar
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_public_key, load_ssh_public_key
 
-from anyfleet.errors import BadMessage, LinkDown, LinkError
+from anyfleet.errors import BadMessage, LinkBusy, LinkDown, LinkError
 from anyfleet.runtime.flower import flower_api
-from anyfleet.runtime.flower.envelopes import Incoming, Letter, in_order, pack
+from anyfleet.runtime.flower.envelopes import Incoming, Letter, in_order, pack, printable
 from anyfleet.runtime.flower.flower_api import ControlApi, Heading, Opened, RuntimeApi
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class Arrival:
     node: int  # who sent it, as its key says and not as the reply says
     letter: Letter  # `data` is the prefix of pieces that is there
     whole: bool
-    error: str  # why there is no reply, or no more of it; ""
+    error: str  # why there is no reply, or no more of it; "". Up to the colon it is one of a few
 
 
 @dataclass
@@ -84,7 +84,7 @@ class HostedRun:
         sent: Callable[[], None] = lambda: None,
     ) -> None:
         self._most, self._sent = most, sent
-        self.breaks = 0  # calls that found nobody, before the SuperLink answered again
+        self.breaks = 0  # calls in vain after which messages or replies may be lost
         self._stop = threading.Event()
         self._open: dict[str, int] = {}  # messages without a reply yet: to which node
         self._unwanted: dict[str, int] = {}  # the same, but nobody waits for the reply
@@ -98,14 +98,18 @@ class HostedRun:
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._heart.start()
 
-    def _patiently(self, call: Callable[[], T]) -> T:
-        """Return what a call returns, tried again for a minute; count the tries in vain."""
+    def _patiently(self, call: Callable[[], T], *, takes: bool = False) -> T:
+        """Return what a call returns, tried again for a minute; count the tries in vain.
+
+        A SuperLink that is only busy has lost nothing, unless the call `takes` what can be taken
+        once.
+        """
 
         def counted() -> T:
             try:
                 return call()
-            except LinkDown:
-                self.breaks += 1
+            except LinkDown as error:
+                self.breaks += takes or not isinstance(error, LinkBusy)
                 raise
 
         return _patiently(counted)
@@ -218,6 +222,11 @@ class HostedRun:
         self._fetch(reply)
         return reply.arrival(message)
 
+    def begun(self, messages: Collection[str]) -> set[str]:
+        """Return to which of these messages a reply has begun to come in."""
+        self._pull(set(messages))
+        return {message for message in messages if message in self._coming}
+
     def forget(self, message: str) -> None:
         """Remove a message and its reply: no more of it is wanted."""
         if message in self._coming:
@@ -231,7 +240,7 @@ class HostedRun:
         fresh = (wanted & self._open.keys()) | self._unwanted.keys()
         if not fresh:
             return
-        for found in self._patiently(lambda: self._api.pull_messages(fresh)):
+        for found in self._patiently(lambda: self._api.pull_messages(fresh), takes=True):
             message = found.heading.replies_to
             if message in self._unwanted:
                 del self._unwanted[message]
@@ -240,14 +249,16 @@ class HostedRun:
                 self._coming[message] = self._begin(found, self._open.pop(message))
 
     def _begin(self, found: Opened, node: int) -> _Reply:
-        reply = _Reply(node, found.id, error=found.error)
-        if not found.error and found.heading.sender != node:
+        reply = _Reply(node, found.id)
+        if found.error:  # Flower wrote it, or the node did
+            reply.error = f"an error in place of a reply: {printable(found.error)}"
+        elif found.heading.sender != node:
             reply.error = "a reply of another node"
         if not reply.error:
             try:
                 reply.incoming = Incoming(found, self._most)
             except BadMessage as error:
-                reply.error = str(error)
+                reply.error = _refused(error)
         return reply
 
     def _fetch(self, reply: _Reply) -> bool:
@@ -260,7 +271,7 @@ class HostedRun:
                 lambda: incoming.fetch(lambda name: self._api.pull_object(self.run_id, name))
             )
         except BadMessage as error:
-            reply.error = str(error)
+            reply.error = _refused(error)
             return True
         if missing is not None and missing.gone:
             reply.error = "the upload of the reply has expired"
@@ -299,6 +310,10 @@ class HostedRun:
         trace: TracebackType | None,
     ) -> None:
         self.close(failed=error is not None)
+
+
+def _refused(error: BadMessage) -> str:
+    return f"{error.reason}: {printable(str(error))}"
 
 
 def _patiently(call: Callable[[], T]) -> T:
