@@ -484,10 +484,10 @@ def soak(rounds: int, devices: int, *, seed: int, folder: Path) -> Soak:
     never: whoever is started anew has forgotten what it might have piled up.
     """
     found, luck = Soak(devices), random.Random(f"{seed} soak")  # noqa: S311
-    early = [killed_and_back, server_killed, superlink_killed]
+    early: list[Fault] = [killed_and_back, server_killed, superlink_killed]
     due = luck.sample(DUE, len(DUE))
-    later = [killed, killed_and_back, killed_and_back, cut("up"), cut("down"), stranger, joined]
-    later += [revoked, *([set_back("device")] if compiler() else [])]
+    later: list[Fault] = [killed, killed_and_back, killed_and_back, cut("up"), cut("down")]
+    later += [stranger, joined, revoked, *([set_back("device")] if compiler() else [])]
     moments = sorted({round(each * rounds / 200) for each in MOMENTS})
 
     def adapt(device: Device) -> None:
