@@ -126,7 +126,8 @@ def resume_fleet(run: Path, terms: Terms) -> None:
         )
 
     name = run.resolve().name
-    deployment = Deployment(folder, service, prepared, run, name, terms.allow, state, True)
+    allow = terms.allow
+    deployment = Deployment(folder, service, prepared, run, name, allow, state, resumed=True)
     try:
         _play(deployment, reopened)
     finally:

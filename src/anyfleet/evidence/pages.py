@@ -395,6 +395,8 @@ def _ran(standings: Sequence[Standing]) -> Iterator[str]:
             continue
         rounds = "rounds not given" if paper.rounds is None else _count(paper.rounds, "round")
         theirs = f"{rounds}, {_count(paper.devices, 'device')}, {_count(paper.seeds, 'run')}"
+        if standing.item.tuning:  # the comparison of all methods, which no document has
+            theirs = _NOTHING
         part = f" ({len(cells)} cells run)" if standing.there.missing else ""
         commands = "; ".join(f"`{each}`" for each in _commands(standing))
         where = " | ".join(_where(cells))
