@@ -81,6 +81,10 @@ def test_an_item_is_cases_and_methods_laid_over_a_run(tmp_path: Path) -> None:
         ("seeds = 2\nmeasures", "seeds = 0\nmeasures", "is not an item"),
         ("[quick]", "[quicker]", "quicker"),
         ('by = "rounds"', 'by = "rounds"\nmore_than = "best"', "compares gains of scores"),
+        ('by = "rounds"', 'by = "rounds"\nwithin = 0.02', "a difference of scores"),
+        ('by = "rounds"', 'by = "rounds"\ngroups = ["a", "b"]', "there is no group 'a'"),
+        ("mu = 0.1 }", 'mu = 0.1 }\nbest = { key = "method.mu" }', "values"),
+        ("mu = 0.1 }", 'mu = 0.1 }\nstands_for = "FedAvg"', "only an experiment"),
     ],
 )
 def test_what_is_wrong_with_an_item_is_told(tmp_path: Path, old: str, new: str, told: str) -> None:
@@ -115,3 +119,16 @@ def test_a_claim_may_be_made_for_each_case(tmp_path: Path) -> None:
 def test_a_paper_may_not_say_how_many_rounds_it_had(tmp_path: Path) -> None:
     text = ITEM.replace("paper = { rounds = 3, devices", "paper = { devices")
     assert read_item(write(tmp_path, text)).paper.rounds is None
+
+
+def test_the_best_of_several_settings_is_several_methods_of_one_name(tmp_path: Path) -> None:
+    text = ITEM.replace(", mu = 0.1 }", ' }\nbest = { key = "method.mu", values = [0.1, 1] }')
+    item = read_item(write(tmp_path, text))
+    assert item.columns == ("FedAvg", "FedProx")
+    assert item.best == {"FedProx": ("FedProx, mu=0.1", "FedProx, mu=1")}
+    made = item.experiments()
+    assert [method for case, method in made if case == "skewed"] == [
+        "FedAvg",
+        *item.best["FedProx"],
+    ]
+    assert len({digest(each) for each in made.values()}) == len(made)

@@ -147,6 +147,71 @@ def test_a_lead_may_be_larger_by_one_score_than_by_another() -> None:
     assert judged(asked, old, new).word == "not reproduced"
 
 
+def test_a_method_may_be_about_as_good_as_another() -> None:
+    claim = Claim("", "new", ("old",), "best", ("case",), within=0.02)
+    old = [run([0.5 + each / 1000]) for each in range(3)]
+    close, worse = [run([0.49])] * 3, [run([0.4])] * 3
+    found = judged(item(claims=(claim,)), close, old)
+    assert (found.word, found.claimed) == ("reproduced", None)
+    assert found.why == "the interval lies above a loss of 2 points"
+    assert judged(item(claims=(claim,)), worse, old).word == "not reproduced"
+
+
+def test_printed_numbers_of_other_data_claim_a_direction_only() -> None:
+    claim = Claim("", "new", ("old",), "rounds", ("case",), "direction only")
+    assert paper_gain(item(), claim, "old") is None
+
+
+def diagnosed(norms: Mapping[str, float], loss: float) -> Series:
+    kept = {"norms": (norms, norms), "loss": (loss, loss)}
+    return Series((1,), {"": (0.5,)}, (1.0,), (1.0,), (1.0,), (1.0,), diagnostics=kept)
+
+
+def test_claims_may_be_about_diagnostics_of_which_less_is_better() -> None:
+    claim = Claim("", "new", ("old",), "loss", ("case",))
+    asked = item(claims=(claim,), diagnostics=("loss", "norms"))
+    new, old = ([diagnosed({}, loss + n / 100) for n in range(3)] for loss in (0.1, 0.5))
+    found = judged(asked, new, old)
+    assert found.word == "reproduced"
+    assert found.gain is not None
+    assert found.gain.mean == pytest.approx(0.4)
+    assert judged(asked, old, new).word == "not reproduced"
+    before = judged(asked, [AT[0]] * 3, old)  # a result file that has no losses
+    assert (before.word, before.gain) == ("not run", None)
+    assert "lack the diagnostic loss" in before.why
+
+
+def test_a_diagnostic_may_be_smaller_for_one_group_of_devices_than_for_another() -> None:
+    claim = Claim("", "new", ("new",), "norms", ("case",), groups=("even", "odd"))
+    groups = {"even": range(2), "odd": range(2, 4)}
+    asked = item(claims=(claim,), diagnostics=("norms",), groups=groups)
+    new = [diagnosed({"0": 1.0, "1": 2.0, "3": 4.0 + n}, 0.1) for n in (0.0, 0.1, 0.2)]
+    found = judged(asked, new, new)
+    assert (found.word, found.claim.against("new")) == ("reproduced", "new, odd")
+    assert found.gain is not None
+    assert found.gain.mean == pytest.approx(2.6)
+
+
+def test_the_best_variant_counts_in_every_case() -> None:
+    best = {"old": ("old, n=1", "old, n=2")}
+    methods = {name: Column(name, {}) for name in ("new", *best["old"])}
+    asked = item(methods=methods, best=best)
+    cells = {
+        ("case", name): cell("case", name, dict.fromkeys(range(3), AT[place]))
+        for name, place in (("new", 0), ("old, n=1", 3), ("old, n=2", 1))
+    }
+    (found,) = verdicts(asked, Found(cells))
+    assert found.gain is not None
+    assert found.gain.mean == pytest.approx(2.0)  # not 4: the second variant is faster
+    page = item_page(Standing(asked, None, Found(cells), (found,)))
+    assert "| 1 / **1 ± 0** | 2 / **2 ± 0** (n=2) |" in page
+    one = {key: value for key, value in cells.items() if key != ("case", "old, n=1")}
+    (lacking,) = verdicts(asked, Found(one, missing=(("case", "old, n=1"),)))
+    assert lacking.word == "not run"
+    (stale,) = verdicts(asked, Found(one, stale=(("case", "old, n=1"),)))
+    assert stale.why == "results are stale"
+
+
 def test_a_smaller_scale_decides_nothing() -> None:
     new, old = [AT[0]] * 3, [AT[1]] * 3
     assert judged(item(), new[:2], old[:2]).why == "2 seeds of 3"
@@ -155,6 +220,8 @@ def test_a_smaller_scale_decides_nothing() -> None:
     assert judged(item(paper=Scale(None, 10, 3)), new, old, rounds=3).word == "reproduced"
     larger = judged(item(paper=Scale(4, 20, 3)), new, old)
     assert larger.why == "10 devices of 20"
+    little = judged(item(smaller="a small network"), new, old)
+    assert (little.word, little.why) == ("undecided (scale)", "a small network")
 
 
 def test_a_baseline_must_have_the_accuracy_of_the_paper() -> None:
@@ -238,8 +305,37 @@ def test_a_claim_that_fails_names_the_experiment_in_which_it_holds() -> None:
     assert "new is better (against old): cause not found." in item_page(fails)
     experiment = standing(item(explains="papers/table"), [AT[0]] * 3, [AT[1]] * 3)
     page = item_page(fails, [experiment])
-    assert "new is better (against old): it holds in [title](table.md), new: × 2 (2 to 2)." in page
+    told = "it holds in [title](table.md), new against old: × 2 (2 to 2)."
+    assert f"new is better (against old): {told}" in page
     assert "Why claims fail" not in item_page(experiment)
+
+
+def test_an_opponent_of_an_experiment_may_stand_for_another() -> None:
+    fails = standing(item(), [AT[2]] * 3, [AT[1]] * 3)
+    claim = Claim("", "new", ("old, slower",), "rounds", ("case",))
+    names = ("new", "old, slower")
+    for stands_for, told in (("old", "it holds in"), ("", "cause not found")):
+        methods = {name: Column(name, {}, stands_for=stands_for) for name in names}
+        asked = item(explains="papers/table", methods=methods, claims=(claim,))
+        cells = {
+            ("case", name): cell("case", name, dict.fromkeys(range(3), AT[place]))
+            for name, place in zip(names, (0, 1), strict=True)
+        }
+        experiment = Standing(asked, None, Found(cells), verdicts(asked, Found(cells)))
+        assert f"new is better (against old): {told}" in item_page(fails, [experiment])
+
+
+def test_an_experiment_on_another_case_does_not_answer_a_claim() -> None:
+    fails = standing(item(), [AT[2]] * 3, [AT[1]] * 3)
+    claim = Claim("", "new", ("old",), "rounds", ("other",))
+    cases = {name: Case(name, target=0.5) for name in ("case", "other")}
+    asked = item(explains="papers/table", cases=cases, claims=(claim,))
+    cells = {
+        ("other", name): cell("other", name, dict.fromkeys(range(3), AT[place]))
+        for name, place in (("new", 0), ("old", 1))
+    }
+    experiment = Standing(asked, None, Found(cells), verdicts(asked, Found(cells)))
+    assert "cause not found" in item_page(fails, [experiment])
 
 
 def test_the_collection_says_how_each_item_was_run() -> None:

@@ -7,28 +7,14 @@ mean over the devices of the group, the sum over blocks, how many of the group a
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from anyfleet.analysis.intervals import estimate
 from anyfleet.evidence.items import Item
-from anyfleet.evidence.measured import Found
+from anyfleet.evidence.measured import Found, by_round, mean
 from anyfleet.evidence.results import CellResult
 
 ALL = "all"  # the group of an item that names none
-
-
-def summary(value: Any, group: range | None) -> float:
-    """Return a diagnostic of a round as one number for a group of devices; NaN: it has none.
-
-    None is the group of all devices.
-    """
-    if isinstance(value, Mapping):
-        return _mean([v for key, v in value.items() if group is None or int(key) in group])
-    if isinstance(value, list | tuple):
-        if any(isinstance(each, float) for each in value):
-            return math.fsum(value)
-        return float(sum(group is None or each in group for each in value))
-    return math.nan if value is None else float(value)
+_SHOWN = 10  # rounds in a table of devices, at most
 
 
 def table(item: Item, there: Found) -> Iterator[str]:
@@ -45,19 +31,39 @@ def table(item: Item, there: Found) -> Iterator[str]:
         "Means over the devices of a group, or how many of it are listed; over seeds, ±",
     )
     yield "half of the 95 % interval. Angles are in radians."
+    for name in item.diagnostics if not item.groups else ():
+        for (case, method), cell in there.cells.items():
+            yield from _devices(name, f"{case}, {method}", cell)
+
+
+def _devices(name: str, told: str, cell: CellResult) -> Iterator[str]:
+    """Yield a diagnostic of each device over the rounds of the first run, as a table."""
+    seed, run = min(cell.runs.items())
+    rounds = run.diagnostics.get(name, ())
+    devices = {int(key) for each in rounds if isinstance(each, Mapping) for key in each}
+    if not devices:
+        return
+    last = len(rounds) - 1
+    shown = sorted({round(last * place / (_SHOWN - 1)) for place in range(_SHOWN)})
+    yield from ("", f"### {name} by device: {told}, seed {seed}", "")
+    yield f"| device | {' | '.join(f'round {index + 1}' for index in shown)} |"
+    yield "|---|" + "---|" * len(shown)
+    for device in sorted(devices):
+        values = (rounds[index].get(str(device)) for index in shown)
+        yield f"| {device} | {' | '.join(_number(value) for value in values)} |"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
 
 
 def _rows(item: Item, there: Found, name: str) -> Iterator[str]:
     for (case, method), cell in there.cells.items():
         for told, group in (_groups(item) if _by_device(cell, name) else {ALL: None}).items():
-            rounds = [
-                [summary(each, group) for each in run.diagnostics.get(name, ())]
-                for run in cell.runs.values()
-            ]
-            known = [[each for each in row if not math.isnan(each)] for row in rounds]
+            known = [by_round(run, name, group) for run in cell.runs.values()]
             if not all(known) or not known:
                 continue
-            ends = ([row[0] for row in known], [row[-1] for row in known], [*map(_mean, known)])
+            ends = ([row[0] for row in known], [row[-1] for row in known], [*map(mean, known)])
             cells = " | ".join(map(_told, ends))
             yield f"| {name} | {case}, {method} | {told} | {cells} |"
 
@@ -74,10 +80,6 @@ def _by_device(cell: CellResult, name: str) -> bool:
         or (isinstance(each, list | tuple) and not any(isinstance(v, float) for v in each))
         for each in values
     )
-
-
-def _mean(values: list[float]) -> float:
-    return math.fsum(values) / len(values) if values else math.nan
 
 
 def _told(values: list[float]) -> str:

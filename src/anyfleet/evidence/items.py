@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -24,7 +24,8 @@ COSTS = ("rounds", "seconds", "joules", "bytes", "flops")  # spent until the tar
 SCORES = ("score", "best")  # of the last evaluation, and of all; "@0.5" at a width
 NOT_REACHED = "not reached"  # in place of a number: the target was not
 _WIDTH = re.compile(r"(score|best)(@(0?\.\d+|1(\.0)?))?")
-_OF_METHODS = ("cases", "quick")  # keys of a method that are not those of a run file
+# Keys of a method that are not those of a run file.
+_OF_METHODS = ("cases", "quick", "best", "stands_for")
 
 Printed = Mapping[str, float | None]  # by method; None: the paper says that it was not reached
 
@@ -58,6 +59,7 @@ class Column:
     run: Mapping[str, Any]
     quick: Mapping[str, Any] = field(default_factory=dict)
     cases: tuple[str, ...] | None = None  # None: all
+    stands_for: str = ""  # another method, of the item that this one's experiment explains
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,11 @@ class Claim:
 
     `gain` is what the paper says: a ratio of costs, or a difference of scores. Without it, it is
     computed from the numbers that the paper prints; without these, only a direction is claimed. A
-    claim with `more_than` says that the gain by one score is larger than that by another one.
+    claim with `more_than` says that the gain by one score is larger than that by another one, and
+    one with `within` that a score is as good, or less by so much at most.
+
+    A diagnostic of the item may stand for a measure: its mean of all rounds, of which less is
+    better. With `groups` it is smaller for the first group of devices than for the second.
     """
 
     text: str
@@ -74,13 +80,24 @@ class Claim:
     than: tuple[str, ...]
     by: str
     cases: tuple[str, ...]
-    gain: float | None = None
+    # "direction only": what the paper prints is of other data, and says nothing of the size
+    gain: float | Literal["direction only"] | None = None
     more_than: str | None = None  # another score
+    within: float = 0.0  # of a score
+    groups: tuple[str, str] | None = None
+
+    def against(self, other: str) -> str:
+        """Return what the better method is compared with, as a table has it."""
+        return other if self.groups is None else f"{other}, {self.groups[1]}"
 
 
 @dataclass(frozen=True)
 class Item:
-    """A table or figure of a paper that is to be reproduced."""
+    """A table or figure of a paper that is to be reproduced.
+
+    `methods` are those that are run. Of some, several variants are, of which the best one counts,
+    as in a paper that reports the best of several settings: `best` has their names.
+    """
 
     name: str  # document/item
     title: str
@@ -102,11 +119,19 @@ class Item:
     calculate: str = ""  # the calculation that stands in place of runs
     tuning: Mapping[str, Any] = field(default_factory=dict)
     home: Path | None = None  # the folder of its file
+    best: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names of variants
+    smaller: str = ""  # how it is smaller than the paper's beyond rounds, devices and seeds
 
     @property
     def document(self) -> str:
         """The document that the item is from."""
         return self.name.partition("/")[0]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the methods as a table has them, each with its variants once."""
+        group = {name: whole for whole, names in self.best.items() for name in names}
+        return tuple(dict.fromkeys(group.get(name, name) for name in self.methods))
 
     def pairs(self) -> Iterator[tuple[Case, Column]]:
         """Yield every case with every method that it has."""
@@ -155,8 +180,26 @@ def digest(experiment: Experiment) -> str:
 
 
 def is_cost(measure: str) -> bool:
-    """Return whether a measure is an amount, of which less is better."""
+    """Return whether a measure is an amount that is spent until the target is reached."""
     return measure in COSTS
+
+
+def is_score(measure: str) -> bool:
+    """Return whether a measure is a score, of which more is better."""
+    return _WIDTH.fullmatch(measure) is not None
+
+
+def setting(key: str, value: Any) -> dict[str, Any]:
+    """Return a setting of a run file, by its dotted key, as the tables that hold it."""
+    found: Any = value
+    for part in reversed(key.split(".")):
+        found = {part: found}
+    return dict(found)  # a key has at least one part
+
+
+def variant(name: str, key: str, value: float) -> str:
+    """Return the name of a method with a value of a setting."""
+    return f"{name}, {key.rpartition('.')[2]}={value:g}"
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -186,8 +229,22 @@ class _Claim(msgspec.Struct, forbid_unknown_fields=True):
     by: str
     cases: list[str] | None = None
     each: bool = False  # a claim of its own for each of the cases
-    gain: float | None = None
+    gain: float | Literal["direction only"] | None = None
     more_than: str | None = None
+    within: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    groups: tuple[str, str] | None = None
+
+
+class _Best(msgspec.Struct, forbid_unknown_fields=True):
+    key: str  # of run files
+    values: Annotated[list[float], msgspec.Meta(min_length=2)]
+
+
+class _Column(msgspec.Struct):
+    best: _Best | None = None
+    cases: list[str] | None = None
+    quick: _Table = {}
+    stands_for: str = ""
 
 
 class _Item(msgspec.Struct, forbid_unknown_fields=True):
@@ -209,6 +266,7 @@ class _Item(msgspec.Struct, forbid_unknown_fields=True):
     note: str = ""
     calculate: str = ""
     tuning: _Table = {}
+    smaller: str = ""
 
 
 def read_item(file: Path) -> Item:
@@ -231,6 +289,7 @@ def read_item(file: Path) -> Item:
 
 def _item(found: _Item, file: Path) -> Item:
     names = tuple(found.cases)
+    methods = {name: [*_columns(name, table)] for name, table in found.methods.items()}
     return Item(
         name=f"{file.parent.name}/{file.stem}",
         title=found.title,
@@ -239,7 +298,7 @@ def _item(found: _Item, file: Path) -> Item:
         seeds=found.seeds,
         measures=tuple(found.measures),
         cases={name: _case(name, case) for name, case in found.cases.items()},
-        methods={name: _column(name, table) for name, table in found.methods.items()},
+        methods={column.name: column for columns in methods.values() for column in columns},
         claims=tuple(each for claim in found.claims for each in _claims(claim, names)),
         run=found.run,
         quick=found.quick,
@@ -252,6 +311,12 @@ def _item(found: _Item, file: Path) -> Item:
         calculate=found.calculate,
         tuning=found.tuning,
         home=file.resolve().parent,
+        best={
+            name: tuple(column.name for column in columns)
+            for name, columns in methods.items()
+            if len(columns) > 1
+        },
+        smaller=found.smaller,
     )
 
 
@@ -265,22 +330,39 @@ def _case(name: str, case: _Case) -> Case:
     return Case(name, case.target, case.run, case.quick, paper, case.calculate)
 
 
-def _column(name: str, table: _Table) -> Column:
+def _columns(name: str, table: _Table) -> Iterator[Column]:
+    """Yield a method of the file, or a method for each value of the setting that is varied."""
     run = {key: value for key, value in table.items() if key not in _OF_METHODS}
-    cases = table.get("cases")
-    return Column(name, run, table.get("quick", {}), None if cases is None else tuple(cases))
+    own = msgspec.convert(table, _Column)
+    cases = None if own.cases is None else tuple(own.cases)
+    if own.best is None:
+        yield Column(name, run, own.quick, cases, own.stands_for)
+        return
+    for value in own.best.values:
+        whole = int(value) if value.is_integer() else value  # numbers of things are whole
+        laid = config.laid_over(run, setting(own.best.key, whole))
+        yield Column(variant(name, own.best.key, value), laid, own.quick, cases, own.stands_for)
 
 
 def _claims(claim: _Claim, cases: tuple[str, ...]) -> Iterator[Claim]:
     """Yield a claim over its cases, or one for each of them."""
     chosen = cases if claim.cases is None else tuple(claim.cases)
-    known = (claim.better, tuple(claim.than), claim.by)
-    more = (claim.gain, claim.more_than)
+    whole = Claim(
+        text=claim.text,
+        better=claim.better,
+        than=tuple(claim.than),
+        by=claim.by,
+        cases=chosen,
+        gain=claim.gain,
+        more_than=claim.more_than,
+        within=claim.within,
+        groups=claim.groups,
+    )
     if not claim.each:
-        yield Claim(claim.text, *known, chosen, *more)
+        yield whole
         return
     for case in chosen:
-        yield Claim(f"{claim.text.removesuffix('.')}: {case}.", *known, (case,), *more)
+        yield replace(whole, text=f"{claim.text.removesuffix('.')}: {case}.", cases=(case,))
 
 
 def _problems(item: _Item) -> Iterator[Problem]:
@@ -291,10 +373,7 @@ def _problems(item: _Item) -> Iterator[Problem]:
     if item.baseline is not None and item.baseline not in item.methods:
         yield Problem("baseline", f"{item.baseline!r} is none of the methods.")
     for name, table in item.methods.items():
-        wrong = [each for each in table.get("cases", ()) if each not in item.cases]
-        yield from (
-            Problem(f"methods.{name}.cases", f"there is no case {each!r}.") for each in wrong
-        )
+        yield from _of_column(name, table, item)
         if not computed and "method" not in table and "method" not in item.run:
             yield Problem(f"methods.{name}", "has no `method`.")
     for name, (first, last) in item.groups.items():
@@ -317,21 +396,45 @@ def _problems(item: _Item) -> Iterator[Problem]:
                 elif isinstance(value, float) and not math.isfinite(value):
                     yield Problem(where, f"must be finite, got {value}.")
     for number, claim in enumerate(item.claims):
-        where = f"claims[{number}]"
-        yield from _of_measure(where, claim.by, computed=computed)
-        for method in (claim.better, *claim.than):
-            if method not in item.methods:
-                yield Problem(where, f"{method!r} is none of the methods.")
-        for name in claim.cases or ():
-            if name not in item.cases:
-                yield Problem(where, f"there is no case {name!r}.")
-        if claim.more_than is not None:
-            yield from _of_measure(where, claim.more_than, computed=computed)
-            if is_cost(claim.by) or is_cost(claim.more_than):
-                yield Problem(where, "`more_than` compares gains of scores, not of costs.")
+        yield from _of_claim(f"claims[{number}]", claim, item)
+
+
+def _of_column(name: str, table: _Table, item: _Item) -> Iterator[Problem]:
+    try:
+        own = msgspec.convert(table, _Column)
+    except msgspec.ValidationError as error:
+        yield Problem(f"methods.{name}", f"{error}.")
+        return
+    for each in own.cases or ():
+        if each not in item.cases:
+            yield Problem(f"methods.{name}.cases", f"there is no case {each!r}.")
+    if own.stands_for and item.explains is None:
+        yield Problem(f"methods.{name}.stands_for", "only an experiment (`explains`) has it.")
+
+
+def _of_claim(where: str, claim: _Claim, item: _Item) -> Iterator[Problem]:
+    if claim.by not in item.diagnostics:
+        yield from _of_measure(where, claim.by, computed=bool(item.calculate))
+    for method in (claim.better, *claim.than):
+        if method not in item.methods:
+            yield Problem(where, f"{method!r} is none of the methods.")
+    for name in claim.cases or ():
+        if name not in item.cases:
+            yield Problem(where, f"there is no case {name!r}.")
+    if claim.more_than is not None:
+        yield from _of_measure(where, claim.more_than, computed=bool(item.calculate))
+    if claim.more_than is not None and not (is_score(claim.by) and is_score(claim.more_than)):
+        yield Problem(where, "`more_than` compares gains of scores, not of costs.")
+    if claim.within and not is_score(claim.by):
+        yield Problem(where, "`within` is a difference of scores.")
+    if claim.groups is not None and claim.by not in item.diagnostics:
+        yield Problem(where, "`groups` have diagnostics, and no other measure.")
+    for group in claim.groups or ():
+        if group not in item.groups:
+            yield Problem(where, f"there is no group {group!r}.")
 
 
 def _of_measure(where: str, measure: str, *, computed: bool) -> Iterator[Problem]:
-    if not computed and not is_cost(measure) and not _WIDTH.fullmatch(measure):
+    if not computed and not is_cost(measure) and not is_score(measure):
         known = ", ".join((*COSTS, *SCORES))
         yield Problem(where, f"{measure!r} is no measure; there are {known}, and best@0.5.")

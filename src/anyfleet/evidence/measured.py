@@ -3,9 +3,10 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from anyfleet.analysis.metric import Metric
-from anyfleet.evidence.items import Case, Column, Item, digest, is_cost
+from anyfleet.evidence.items import Case, Column, Item, digest, is_cost, is_score
 from anyfleet.evidence.results import CellResult, Results, Series
 from anyfleet.experiment import Experiment
 
@@ -84,6 +85,83 @@ def best_until(run: Series, measure: str, amount: float) -> float:
     """Return the best score of the evaluations that a run paid with so much of a cost."""
     spent = zip(getattr(run, measure), run.values(), strict=True)
     return Metric(run.metric).best(score for cost, score in spent if cost <= amount)
+
+
+# --- diagnostics ----------------------------------------------------------------------------------
+
+
+def summary(value: Any, group: range | None) -> float:
+    """Return a diagnostic of a round as one number for a group of devices; NaN: it has none.
+
+    It is the mean over the devices of the group, the sum over blocks of the model, or how many of
+    the group are listed. None is the group of all devices.
+    """
+    if isinstance(value, Mapping):
+        known = [v for key, v in value.items() if group is None or int(key) in group]
+        return mean([each for each in known if each is not None])
+    if isinstance(value, list | tuple):
+        if any(isinstance(each, float) for each in value):
+            return math.fsum(value)
+        return float(sum(group is None or each in group for each in value))
+    return math.nan if value is None else float(value)
+
+
+def by_round(run: Series, name: str, group: range | None) -> list[float]:
+    """Return a diagnostic of all rounds that have it, as numbers for a group of devices."""
+    values = (summary(each, group) for each in run.diagnostics.get(name, ()))
+    return [each for each in values if not math.isnan(each)]
+
+
+def diagnosed(cell: CellResult, name: str, group: range | None = None) -> dict[int, Amount]:
+    """Return the mean of all rounds of a diagnostic, for every seed whose run kept it."""
+    rounds = {seed: by_round(run, name, group) for seed, run in cell.runs.items()}
+    return {seed: Amount(mean(values)) for seed, values in rounds.items() if values}
+
+
+def mean(values: list[float]) -> float:
+    """Return the mean of numbers, NaN without any."""
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+# --- variants of a method -------------------------------------------------------------------------
+
+
+def best_variant(item: Item, there: Found, case: Case, method: str, measure: str) -> str | None:
+    """Return the variant of a method whose mean by a measure is best; None until all were run.
+
+    It is chosen by the same runs that it is then judged by, which favours it.
+    """
+    known = {*there.cells, *there.stale, *there.missing}
+    names = [name for name in item.best[method] if (case.name, name) in known]
+    if not names or any((case.name, name) not in there.cells for name in names):
+        return None
+    return max(names, key=lambda name: _worth(case, there.cells[case.name, name], measure))
+
+
+def _worth(case: Case, cell: CellResult, measure: str) -> float:
+    """Return how good the runs of a cell are by a measure, more being better."""
+    if not (is_cost(measure) or is_score(measure)):  # a diagnostic
+        found = -mean([each.value for each in diagnosed(cell, measure).values()])
+    else:
+        values = [each.value for each in amounts(case, cell, measure).values()]
+        found = (-1 if is_cost(measure) else 1) * mean(values)
+    return -math.inf if math.isnan(found) else found
+
+
+def with_best(item: Item, there: Found, measure: str) -> Found:
+    """Return what was found, with the best variant by a measure in place of each such method."""
+    cells, stale, missing = dict(there.cells), [*there.stale], [*there.missing]
+    for case in item.cases.values():
+        for method, names in item.best.items():
+            keys = [(case.name, name) for name in names]
+            best = best_variant(item, there, case, method, measure)
+            if best is not None:
+                cells[case.name, method] = there.cells[case.name, best]
+            elif any(key in there.stale for key in keys):
+                stale.append((case.name, method))
+            elif any(key in there.missing for key in keys):
+                missing.append((case.name, method))
+    return Found(cells, tuple(stale), tuple(missing))
 
 
 def label(case: Case, column: Column) -> str:

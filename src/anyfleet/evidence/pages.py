@@ -13,7 +13,15 @@ from anyfleet.analysis.units import quantity
 from anyfleet.evidence import diagnostics
 from anyfleet.evidence.calculations import calculated
 from anyfleet.evidence.items import Case, Item, is_cost
-from anyfleet.evidence.measured import Amount, Found, Key, amounts, found
+from anyfleet.evidence.measured import (
+    Amount,
+    Found,
+    Key,
+    amounts,
+    best_variant,
+    found,
+    with_best,
+)
 from anyfleet.evidence.results import CellResult, Results
 from anyfleet.evidence.tuning import chosen, tuned
 from anyfleet.evidence.verdicts import RULE, Gain, Verdict, Word, exactly, verdicts
@@ -166,7 +174,8 @@ def _tables(standing: Standing) -> Iterator[str]:
     item = standing.item
     ours = calculated(item) if item.calculate else None
     for measure in item.measures:
-        columns = list(item.methods)
+        columns = item.columns
+        there = with_best(item, standing.there, measure)
         yield from ("", f"## {_headline(measure)}", "")
         yield f"| case | {' | '.join(columns)} |"
         yield "|---|" + "---|" * len(columns)
@@ -174,7 +183,7 @@ def _tables(standing: Standing) -> Iterator[str]:
             row = [
                 _calculated_entry(case, name, measure, ours)
                 if ours is not None
-                else _entry(standing, case, name, measure)
+                else _entry(there, case, name, measure) + _variant(standing, case, name, measure)
                 for name in columns
             ]
             yield f"| {_case(case, measure)} | {' | '.join(row)} |"
@@ -202,17 +211,25 @@ def _headline(measure: str) -> str:
     return names.get(kind, kind) + (f" at width {width}" if width else "")
 
 
-def _entry(standing: Standing, case: Case, method: str, measure: str) -> str:
+def _variant(standing: Standing, case: Case, method: str, measure: str) -> str:
+    """Return which variant of a method a number is of, in brackets; "" if it has none."""
+    if method not in standing.item.best:
+        return ""
+    best = best_variant(standing.item, standing.there, case, method, measure)
+    return "" if best is None else f" ({best.removeprefix(f'{method}, ')})"
+
+
+def _entry(there: Found, case: Case, method: str, measure: str) -> str:
     row = case.paper.get(measure, {})
     printed = _NOTHING
     if method in row:
         value = row[method]
         printed = "not reached" if value is None else _told(measure, value)
-    cell = standing.there.cells.get((case.name, method))
+    cell = there.cells.get((case.name, method))
     if cell is None:
-        if (case.name, method) in standing.there.stale:
+        if (case.name, method) in there.stale:
             return f"{printed} / stale"
-        known = method in standing.item.methods and (case.name, method) in standing.there.missing
+        known = (case.name, method) in there.missing
         return f"{printed} / not run" if known else (printed if method in row else _NOTHING)
     return f"{printed} / **{_ours(amounts(case, cell, measure), measure)}**"
 
@@ -247,11 +264,12 @@ def _claims(standing: Standing, *, head: bool = True) -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for verdict in standing.verdicts:
         claim = verdict.claim
-        claimed = "direction only" if verdict.claimed is None else _size(verdict.claimed, claim.by)
+        claimed = _claimed(verdict)
         ours = _NOTHING if verdict.gain is None else _interval(verdict.gain)
         by = _headline(claim.by).lower()
         word = f"**{verdict.word}**: {verdict.why}"
-        yield f"| {claim.text} | {verdict.other} | {by} | {claimed} | {ours} | {word} |"
+        against = claim.against(verdict.other)
+        yield f"| {claim.text} | {against} | {by} | {claimed} | {ours} | {word} |"
 
 
 def _failing(standing: Standing, experiments: Sequence[Standing]) -> Iterator[str]:
@@ -263,16 +281,26 @@ def _failing(standing: Standing, experiments: Sequence[Standing]) -> Iterator[st
         claim = f"{verdict.claim.text.removesuffix('.')} (against {verdict.other})"
         flips = [
             f"[{each.item.title}]({each.item.name.partition('/')[2]}.md), "
-            f"{other.claim.better}: {_interval(other.gain)}"
+            f"{other.claim.better} against {other.other}: {_interval(other.gain)}"
             for each in (standing, *experiments)
             for other in each.verdicts
-            if other.gain is not None
-            and other.above
-            and (other.other, other.claim.by) == (verdict.other, verdict.claim.by)
-            and (each is not standing or other.claim.cases == verdict.claim.cases)
+            if other.gain is not None and other.above and _answers(each.item, other, verdict)
         ]
         told = f"it holds in {'; '.join(flips)}." if flips else "cause not found."
         yield f"- {claim}: {told}"
+
+
+def _answers(item: Item, found: Verdict, asked: Verdict) -> bool:
+    """Return whether a verdict of an item is about the same question as another verdict.
+
+    It has the same measure and opponent, or one that stands for it, and the same cases; an
+    experiment that has none of these cases may have others.
+    """
+    column = item.methods.get(found.other)
+    opponent = (column.stands_for if column else "") or found.other
+    same = (opponent, found.claim.by) == (asked.other, asked.claim.by)
+    elsewhere = not any(case in item.cases for case in asked.claim.cases)
+    return same and (elsewhere or set(found.claim.cases) <= set(asked.claim.cases))
 
 
 def _fails(verdict: Verdict) -> bool:
@@ -280,16 +308,23 @@ def _fails(verdict: Verdict) -> bool:
     return verdict.gain is not None and verdict.gain.high <= verdict.gain.none
 
 
-def _size(gain: float, by: str) -> str:
-    return f"× {gain:.3g}" if is_cost(by) else f"{100 * gain:+.2f} points"
+def _claimed(verdict: Verdict) -> str:
+    """Return the gain that the document claims, in words."""
+    gain, claim = verdict.claimed, verdict.claim
+    if claim.within:
+        return f"about equal (within {100 * claim.within:g} points)"
+    if gain is None:
+        return "direction only"
+    return f"× {gain:.3g}" if is_cost(claim.by) else f"{100 * gain:+.2f} points"
 
 
 def _interval(gain: Gain) -> str:
-    scale, form = (1.0, ".3g") if gain.ratio else (100.0, "+.2f")
+    scale = 100.0 if gain.kind == "points" else 1.0
+    form = {"ratio": ".3g", "points": "+.2f", "plain": "+.3g"}[gain.kind]
     mean, low, high = (format(scale * each, form) for each in (gain.mean, gain.low, gain.high))
-    unit = "" if gain.ratio else " points"
+    before, unit = "× " if gain.kind == "ratio" else "", " points" if gain.kind == "points" else ""
     known = not math.isnan(gain.low)
-    return f"{'× ' if gain.ratio else ''}{mean}{unit}" + (f" ({low} to {high})" if known else "")
+    return f"{before}{mean}{unit}" + (f" ({low} to {high})" if known else "")
 
 
 # --- calculated items -----------------------------------------------------------------------------
@@ -359,6 +394,7 @@ paper.rounds = { FedAvg = 133, FedAdp = 61 }    # as printed, in SI units; or "n
 
 [methods.FedAdp]                            # columns of the table
 method = { use = "fedadp", lr = 0.01 }
+best = { key = "method.sharpness", values = [3, 5, 7] }    # if the best of several is reported
 
 [[claims]]
 text = "FedAdp reaches the target in fewer rounds than FedAvg."
@@ -374,7 +410,16 @@ rounds = 2
 The tables of case and method are laid over `[run]` as files are that
 [extend one another](run_files.md#files-that-build-on-others). An item with
 `explains = "whale/table_1"` is an experiment on another one: on a choice that the document leaves
-open, or on why a claim fails.
+open, or on why a claim fails. A method of it that has another name there says so with
+`stands_for = "STC"`; `smaller = "a network of 1/44 of the parameters"` says why the experiment
+cannot decide a claim, whatever its rounds.
+
+`diagnostics = ["norms", "loss", "widths"]` are kept for every round: what parts of the method tell,
+`loss` (of training, as devices report it) and `test_loss`, and for each device `widths`,
+`utilities` and `fisher`. `groups = { "one class" = [0, 24] }` are first and last devices. A claim
+may be `by` a diagnostic, of which less is better, with `groups = ["all classes", "one class"]` of
+one group against another. With `within = 0.02` a claim is that two methods are about equal, and
+`gain = "direction only"` says that the document's numbers are of other data.
 """
 
 
@@ -435,6 +480,7 @@ def _rows(standing: Standing) -> Iterator[str]:
         return
     for verdict in standing.verdicts:
         claim = verdict.claim
-        claimed = "direction only" if verdict.claimed is None else _size(verdict.claimed, claim.by)
+        claimed = _claimed(verdict)
         ours = _NOTHING if verdict.gain is None else _interval(verdict.gain)
-        yield f"| {link} | {claim.text} | {verdict.other} | {claimed} | {ours} | {verdict.word} |"
+        against = claim.against(verdict.other)
+        yield f"| {link} | {claim.text} | {against} | {claimed} | {ours} | {verdict.word} |"

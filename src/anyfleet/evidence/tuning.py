@@ -15,7 +15,7 @@ import msgspec
 from anyfleet import config
 from anyfleet.analysis.metric import Metric
 from anyfleet.errors import ConfigError, Problem
-from anyfleet.evidence.items import Column, Item
+from anyfleet.evidence.items import Column, Item, setting, variant
 from anyfleet.evidence.measured import Key, amount_of
 from anyfleet.evidence.results import Results, Series
 
@@ -29,17 +29,13 @@ class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int  # of all trials, and of no other run
     budget: Annotated[float, msgspec.Meta(gt=0, le=1)]  # of the baseline's spending: the budgets
 
-    def told(self, value: float) -> str:
-        """Return a value with the last part of its key, as names have it."""
-        return f"{self.key.rpartition('.')[2]}={value:g}"
-
     def trial(self, method: str, value: float) -> str:
         """Return the name of a trial among the methods of an item."""
-        return f"{method}, {self.told(value)} (trial)"
+        return f"{variant(method, self.key, value)} (trial)"
 
     def tuned(self, method: str, value: float) -> str:
         """Return the name of a tuned method."""
-        return f"{method}, {self.told(value)}"
+        return variant(method, self.key, value)
 
 
 def tuning_of(item: Item) -> Tuning:
@@ -70,7 +66,7 @@ def trials(item: Item) -> Item:
             tuning.trial(name, value),
             config.laid_over(
                 column.run,
-                _setting(tuning.key, value),
+                setting(tuning.key, value),
                 {"rounds": _rounds(item, column, tuning), "seed": tuning.seed},
             ),
             config.laid_over(column.quick, {"rounds": 1}),
@@ -126,15 +122,6 @@ def tuned(item: Item, values: Mapping[Key, float]) -> Item:
             cases = tuple(c for (c, m), best in values.items() if m == name and best == value)
             if cases:
                 own = tuning.tuned(name, value)
-                run = config.laid_over(column.run, _setting(tuning.key, value))
+                run = config.laid_over(column.run, setting(tuning.key, value))
                 columns[own] = Column(own, run, column.quick, cases)
     return replace(item, methods=columns, baseline=None, tuning={})
-
-
-def _setting(key: str, value: float) -> dict[str, object]:
-    """Return a setting of a run file as the tables that hold it."""
-    found: object = value
-    for part in reversed(key.split(".")):
-        found = {part: found}
-    assert isinstance(found, dict)  # a key has at least one part
-    return found
