@@ -3,10 +3,13 @@ from typing import Any
 
 import pytest
 
-from anyfleet.evidence.diagnostics import summary, table
+from anyfleet import config
+from anyfleet.core.ledger import Ledger
+from anyfleet.evidence.diagnostics import table
 from anyfleet.evidence.items import Case, Column, Item, Scale
-from anyfleet.evidence.measured import Found
-from anyfleet.evidence.results import CellResult, Series
+from anyfleet.evidence.measured import Found, summary
+from anyfleet.evidence.results import CellResult, Series, series
+from anyfleet.experiment import from_source, prepare
 
 
 @pytest.mark.parametrize(
@@ -50,3 +53,37 @@ def test_the_page_has_a_row_for_each_group() -> None:
         "| divergence | case, new | all | 1 | 4.5 | 2.5 |",
     ]
     assert not [*table(item, Found({}))]
+
+
+def test_the_page_shows_a_diagnostic_of_every_device_over_rounds() -> None:
+    widths = tuple({"0": 1.0, "1": 0.5 if number else None} for number in range(19))
+    run = Series((1,), {"": (0.5,)}, (1.0,), (1.0,), (1.0,), (1.0,), diagnostics={"widths": widths})
+    place = ("x", "case", "new", 19, 2, "a machine", "2026-11-18", "abc", 1.0)
+    item = Item(
+        *("papers/figure", "title", "Figure 1", Scale(4, 10), 1, ("score",)),
+        cases={"case": Case("case")},
+        methods={"new": Column("new", {})},
+        diagnostics=("widths",),
+    )
+    lines = [*table(item, Found({("case", "new"): CellResult(*place, {0: run})}))]
+    assert "### widths by device: case, new, seed 0" in lines
+    assert lines[-1] == "| 1 | – |" + " 0.5 |" * 9  # ten of the nineteen rounds
+    assert "| round 19 |" in next(line for line in lines if line.startswith("| device |"))
+
+
+def test_result_files_keep_losses_and_what_devices_chose() -> None:
+    source = {
+        "rounds": 2,
+        "task": {"use": "Embedded", "devices": 4, "limit": 60, "server": 0},
+        "method": {"use": "heterofl", "widths": [1.0, 0.5], "count": 4},
+        "fleet": {"use": "levels", "speeds": [2e9, 1e9]},
+        "engine": {"use": "Sequential"},
+    }
+    played = [*prepare(from_source(config.Source(source))).play(None)]
+    ledger = Ledger.from_dicts(row for each in played for row in each.round.ledger.as_dicts())
+    records = [each.record for each in played]
+    kept = series(records, ("loss", "test_loss", "widths", "other"), ledger).diagnostics
+    assert kept["loss"] == pytest.approx([record.loss for record in records], rel=1e-5)
+    assert all(loss > 0 for loss in kept["test_loss"])
+    assert [sorted(each.values()) for each in kept["widths"]] == [[0.5, 0.5, 1.0, 1.0]] * 2
+    assert kept["other"] == (None, None)

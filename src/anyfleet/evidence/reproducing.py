@@ -4,7 +4,7 @@ import hashlib
 import math
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from os import environ
@@ -19,10 +19,10 @@ from anyfleet.analysis.summaries import Runs
 from anyfleet.errors import ConfigError, Problem
 from anyfleet.evidence.items import Item, digest
 from anyfleet.evidence.measured import Key, label
-from anyfleet.evidence.results import CellResult, Results, series
-from anyfleet.experiment import Experiment, from_source
+from anyfleet.evidence.results import BY_DEVICE, CellResult, Results, Series, series
+from anyfleet.experiment import Experiment, RoundRecord, from_source
 from anyfleet.runtime.simulated.engines import cores
-from anyfleet.store import read_wall_seconds
+from anyfleet.store import read_ledger, read_wall_seconds
 from anyfleet.study import Cell, Study
 
 COMMIT = "ANYFLEET_COMMIT"  # environment variable for copies of the project without its history
@@ -131,11 +131,17 @@ def results_of(found: Reproduction, runs: Runs, origin: Origin, folder: Path) ->
             date=origin.date,
             commit=origin.commit,
             minutes=round(math.fsum(read_wall_seconds(homes[name, s]) for s in done) / 60, 2),
-            runs={seed: series(records, found.item.diagnostics) for seed, records in done.items()},
+            runs={seed: _series(found.item, r, homes[name, seed]) for seed, r in done.items()},
             command=origin.command,
             also=tuple(each for each in keys if each != (case, method)),
         )
     return Results(found.item.name, cells=cells)
+
+
+def _series(item: Item, records: Sequence[RoundRecord], home: Path) -> Series:
+    """Return a run at its evaluations; its ledger is read only if the item asks for it."""
+    asked = any(name in BY_DEVICE for name in item.diagnostics)
+    return series(records, item.diagnostics, read_ledger(home) if asked else None)
 
 
 def _devices(experiment: Experiment) -> int:

@@ -7,26 +7,34 @@ until the item is run again.
 
 import gzip
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from anyfleet.analysis.metric import Metric
+from anyfleet.core.ledger import Ledger
 from anyfleet.errors import StoreError
 from anyfleet.experiment import RoundRecord
 from anyfleet.store.disk import write
 
 FORMAT = 1
 _DIGITS = 6  # significant ones of every number
+LOSS = "loss"  # the mean training loss that the devices of a round reported
+TEST_LOSS = "test_loss"  # of the global model
+# What a ledger has of each device in each round, by its name among the diagnostics of an item.
+BY_DEVICE = MappingProxyType({"widths": "width", "utilities": "utility", "fisher": "fisher"})
 
 
 class Series(msgspec.Struct, frozen=True, omit_defaults=True):
     """A run at its evaluations: the round after which each took place, scores, and what was spent.
 
     Amounts count from the start of the run. `scores` are by width ("1", "0.5"), and "" is the score
-    by which the run is measured. `diagnostics` are those that the item asks for, by round.
+    by which the run is measured. `diagnostics` are those that the item asks for, by round: of the
+    parts of its method, its losses, and what the ledger has of each device (`BY_DEVICE`).
     """
 
     rounds: tuple[int, ...]
@@ -121,8 +129,10 @@ class Results(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(later, cells={**kept, **joined})
 
 
-def series(records: Sequence[RoundRecord], diagnostics: Sequence[str] = ()) -> Series:
-    """Return a run at its evaluations."""
+def series(
+    records: Sequence[RoundRecord], diagnostics: Sequence[str] = (), ledger: Ledger | None = None
+) -> Series:
+    """Return a run at its evaluations; `ledger` is needed for diagnostics of `BY_DEVICE`."""
     told = [record for record in records if record.evaluated()]
     widths = dict.fromkeys(f"{width:g}" for record in told for width in record.widths)
     scores = {"": tuple(_rounded(record.score) for record in told)}
@@ -137,11 +147,29 @@ def series(records: Sequence[RoundRecord], diagnostics: Sequence[str] = ()) -> S
         flops=tuple(_short(record.flops) for record in told),
         metric=records[-1].metric if records else Metric().name,
         length=_short(records[-1].time) if records else 0.0,
-        diagnostics={
-            name: tuple(_plain(record.diagnostics.get(name)) for record in records)
-            for name in diagnostics
-        },
+        diagnostics={name: tuple(_diagnostic(name, records, ledger)) for name in diagnostics},
     )
+
+
+def _diagnostic(name: str, records: Sequence[RoundRecord], ledger: Ledger | None) -> Iterator[Any]:
+    """Yield a diagnostic of each round as plain data."""
+    for record in records:
+        if name == LOSS:
+            yield _rounded(record.loss)
+        elif name == TEST_LOSS:
+            yield _rounded(record.scores.get("loss", math.nan))
+        elif name in BY_DEVICE and ledger is not None:
+            yield _by_device(ledger, BY_DEVICE[name], record.round_index)
+        else:
+            yield _plain(record.diagnostics.get(name))
+
+
+def _by_device(ledger: Ledger, field: str, round_index: int) -> dict[str, float | None]:
+    """Return a number of each device that trained in a round and whose reply counted."""
+    trained = np.array([kind == "train" for kind in ledger.kind], dtype=bool) & ledger.counted
+    rows = np.flatnonzero(trained & (ledger.round_index == round_index))
+    values = getattr(ledger, field)
+    return {str(int(ledger.device[row])): _rounded(float(values[row])) for row in rows}
 
 
 def _rounded(value: float) -> float | None:
