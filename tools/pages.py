@@ -29,10 +29,11 @@ from anyfleet.cli.methods import as_noun
 from anyfleet.cli.parts import parts_page
 from anyfleet.config.signatures import ABSENT, Entry, form_of, hints_of
 from anyfleet.core.method import Method
+from anyfleet.evidence.collection import evidence_page
 from anyfleet.evidence.comparison import compare
 from anyfleet.evidence.comparison_page import page as comparison_page
 from anyfleet.evidence.library import Library
-from anyfleet.evidence.pages import evidence_page, item_page, standing_of
+from anyfleet.evidence.pages import item_page, standing_of
 from anyfleet.experiment import Experiment
 from anyfleet.methods.fedavg import fedavg
 from anyfleet.names import HOMES, Factory, public_names

@@ -7,9 +7,10 @@ from typer.testing import CliRunner
 
 from anyfleet.cli.app import app
 from anyfleet.errors import ConfigError, StoreError
+from anyfleet.evidence.collection import evidence_page
 from anyfleet.evidence.library import Library
 from anyfleet.evidence.measured import found
-from anyfleet.evidence.pages import evidence_page, item_page, standing_of
+from anyfleet.evidence.pages import item_page, standing_of
 from anyfleet.evidence.reproducing import Extent, reproduction
 from anyfleet.evidence.results import CellResult, Results, Series, read_results
 from tests.evidence.test_items import ITEM

@@ -1,12 +1,14 @@
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
 import pytest
 from msgspec.structs import replace
 
+from anyfleet.evidence.collection import evidence_page
 from anyfleet.evidence.items import Case, Claim, Column, Item, Scale
 from anyfleet.evidence.measured import Found, amount_of, score_at
-from anyfleet.evidence.pages import Standing, evidence_page, item_page
+from anyfleet.evidence.pages import Standing, item_page
 from anyfleet.evidence.results import CellResult, Series
 from anyfleet.evidence.verdicts import Verdict, gain_of, paper_gain, verdicts
 
@@ -344,3 +346,26 @@ def test_the_collection_says_how_each_item_was_run() -> None:
     (row,) = [line for line in page.splitlines() if line.startswith("| papers/table |")]
     assert "4 rounds, 10 devices, 3 seeds | rounds not given, 10 devices, 3 runs" in row
     assert "| a machine | 2026-11-17 | abc | 2.0 min | `anyfleet reproduce papers/table` |" in row
+
+
+def test_the_main_claims_are_told_first() -> None:
+    ours = replace_item(standing(item(), [AT[0]] * 3, [AT[1]] * 3), "thesis/table_3_1")
+    little = standing(item(explains="thesis/table_3_1"), [AT[2]] * 3, [AT[1]] * 3)
+    page = evidence_page([ours, little])
+    (row,) = [line for line in page.splitlines() if line.startswith("| FedAdp needs fewer rounds")]
+    assert "| [Table 1](evidence/thesis/table_3_1.md): 1 gain |" in row
+    assert "| [title](evidence/papers/table.md): 1 loss |" in row
+    assert "1 claim (1 reproduced) of the documents." in page
+    assert "1 claim (1 not reproduced) of our experiments on them." in page
+
+
+def replace_item(found: Standing, name: str) -> Standing:
+    return dataclasses.replace(found, item=dataclasses.replace(found.item, name=name))
+
+
+def test_an_item_that_was_not_run_says_what_it_takes() -> None:
+    asked = Standing(item(), None, Found({}), verdicts(item(), Found({})), 2, 72e15)
+    assert "Ours: not run. All of it takes about 7.2e+16 FLOP: 1,000 h of one core" in item_page(
+        asked
+    )
+    assert "not run (takes 1,000 h)" in evidence_page([asked])

@@ -18,7 +18,8 @@ from anyfleet.cli.screen import console, errors, show, silent
 from anyfleet.cli.study import Manner, conclude, opened, play
 from anyfleet.evidence.comparison import compare
 from anyfleet.evidence.comparison_page import winners
-from anyfleet.evidence.items import Item, digest
+from anyfleet.evidence.estimates import CORE, core_hours
+from anyfleet.evidence.items import Item
 from anyfleet.evidence.library import Library
 from anyfleet.evidence.measured import found
 from anyfleet.evidence.pages import Standing, item_page, minutes_of, standing_of
@@ -200,16 +201,17 @@ def list_items() -> None:
         told = "there are no items here: run this in a copy of the project (recipes/)."
         raise typer.BadParameter(told, param_hint="--list")
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for head in ("item", "where", "runs", "rounds", "took", "stands"):
+    for head in ("item", "where", "runs", "rounds", "takes", "took", "stands"):
         table.add_column(head, overflow="fold")
     for name in names:
         item = library.item(name)
         made = item.experiments()
         standing = standing_of(item, library.results(name), made)
-        cells = {digest(experiment) for experiment in made.values()}  # equal ones are played once
         rounds = sorted({experiment.rounds for experiment in made.values()})
         told = "–" if not rounds else "–".join(dict.fromkeys(map(str, (rounds[0], rounds[-1]))))
         each = item.seeds + len(item.tuning.get("values", ()))  # runs, and trials of tuned methods
-        runs = str(len(cells) * each) if cells else "–"
-        table.add_row(name, item.where, runs, told, minutes_of(standing), standing.state)
+        runs = str(standing.distinct * each) if made else "–"
+        takes = core_hours(standing.flops)
+        table.add_row(name, item.where, runs, told, takes, minutes_of(standing), standing.state)
     console().print(table)
+    show(console(), f"takes: about so long with one core at {CORE / 1e9:g} GFLOP/s, all runs.")

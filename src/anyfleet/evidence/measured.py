@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from anyfleet.analysis.metric import Metric
@@ -28,6 +28,7 @@ class Found:
     cells: Mapping[Key, CellResult]
     stale: tuple[Key, ...] = ()
     missing: tuple[Key, ...] = ()
+    digests: Mapping[Key, str] = field(default_factory=dict)  # of the item's experiments
 
 
 def found(
@@ -40,15 +41,16 @@ def found(
     missing: list[Key] = []
     known = {} if results is None else results.cells
     names = {key for cell in known.values() for key in cell.places()}
-    for key, experiment in made.items():
-        cell = known.get(digest(experiment))
+    digests = {key: digest(experiment) for key, experiment in made.items()}
+    for key in made:
+        cell = known.get(digests[key])
         if cell is not None:
             cells[key] = cell
         elif key in names:
             stale.append(key)
         else:
             missing.append(key)
-    return Found(cells, tuple(stale), tuple(missing))
+    return Found(cells, tuple(stale), tuple(missing), digests)
 
 
 def amounts(case: Case, cell: CellResult, measure: str) -> dict[int, Amount]:
@@ -161,7 +163,7 @@ def with_best(item: Item, there: Found, measure: str) -> Found:
                 stale.append((case.name, method))
             elif any(key in there.missing for key in keys):
                 missing.append((case.name, method))
-    return Found(cells, tuple(stale), tuple(missing))
+    return replace(there, cells=cells, stale=tuple(stale), missing=tuple(missing))
 
 
 def label(case: Case, column: Column) -> str:

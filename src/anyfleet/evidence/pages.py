@@ -1,4 +1,4 @@
-"""Pages: an item with the paper's numbers beside ours, and the list of all verdicts.
+"""Pages of items: the paper's numbers beside ours, the claims and their verdicts.
 
 Pages follow from recipes and result files alone: nobody types a number into them.
 """
@@ -6,12 +6,12 @@ Pages follow from recipes and result files alone: nobody types a number into the
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 from anyfleet.analysis.intervals import estimate
 from anyfleet.analysis.units import quantity
 from anyfleet.evidence import diagnostics
 from anyfleet.evidence.calculations import calculated
+from anyfleet.evidence.estimates import CORE, core_hours, flops_of
 from anyfleet.evidence.items import Case, Item, is_cost
 from anyfleet.evidence.measured import (
     Amount,
@@ -24,11 +24,11 @@ from anyfleet.evidence.measured import (
 )
 from anyfleet.evidence.results import CellResult, Results
 from anyfleet.evidence.tuning import chosen, tuned
-from anyfleet.evidence.verdicts import RULE, Gain, Verdict, Word, exactly, verdicts
+from anyfleet.evidence.verdicts import Gain, Verdict, exactly, verdicts
 from anyfleet.experiment import Experiment
 
 _UNITS: Mapping[str, str] = {"seconds": "s", "joules": "J", "bytes": "B", "flops": "FLOP"}
-_NOTHING = "–"
+NOTHING = "–"
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class Standing:
     results: Results | None
     there: Found
     verdicts: tuple[Verdict, ...]
+    distinct: int = 0  # experiments of the item; equal ones are played once
+    flops: float | None = None  # of all its runs, about; None: nobody knows
 
     @property
     def state(self) -> str:
@@ -64,11 +66,14 @@ def standing_of(
 
     `experiments` are those of the item, which saves making them again.
     """
+    made = item.experiments() if experiments is None else experiments
+    own = found(item, results, made)
+    there = own
     if item.tuning and results is not None:
         there = found(tuned(item, chosen(item, results)), results)
-    else:
-        there = found(item, results, experiments)
-    return Standing(item, results, there, verdicts(item, there))
+    distinct = {own.digests[key]: experiment for key, experiment in made.items()}
+    flops = flops_of(item, distinct.values()) if distinct else None
+    return Standing(item, results, there, verdicts(item, there), len(distinct), flops)
 
 
 # --- one item -------------------------------------------------------------------------------------
@@ -81,11 +86,11 @@ def item_page(standing: Standing, experiments: Sequence[Standing] = ()) -> str:
 
 def minutes_of(standing: Standing) -> str:
     """Return how long the runs of an item took, in words; "–" if none was run."""
-    cells = _distinct(standing)
-    return f"{math.fsum(cell.minutes for cell in cells):.1f} min" if cells else _NOTHING
+    cells = distinct_cells(standing)
+    return f"{math.fsum(cell.minutes for cell in cells):.1f} min" if cells else NOTHING
 
 
-def _distinct(standing: Standing) -> list[CellResult]:
+def distinct_cells(standing: Standing) -> list[CellResult]:
     """Return the cells of an item, each once: several cases may share one."""
     return [*{cell.digest: cell for cell in standing.there.cells.values()}.values()]
 
@@ -96,7 +101,7 @@ def _item_lines(standing: Standing, experiments: Sequence[Standing]) -> Iterator
     yield ""
     yield from _scale(standing)
     yield ""
-    yield from (f"`{command}`" for command in _commands(standing))
+    yield from (f"`{command}`" for command in commands_of(standing))
     if item.note:
         yield from ("", item.note)
     yield from _tables(standing)
@@ -114,27 +119,37 @@ def _item_lines(standing: Standing, experiments: Sequence[Standing]) -> Iterator
 
 def _scale(standing: Standing) -> Iterator[str]:
     """Yield the scale of the paper, and the one at which the item was run."""
-    item, cells = standing.item, _distinct(standing)
+    item, cells = standing.item, distinct_cells(standing)
     if item.calculate:
         yield "Calculated, not run."
         return
     paper = item.paper
-    rounds = "rounds not given" if paper.rounds is None else _count(paper.rounds, "round")
+    rounds = "rounds not given" if paper.rounds is None else counted(paper.rounds, "round")
     yield (
-        f"The document's scale: {rounds}, {_count(paper.devices, 'device')}, "
-        f"{_count(paper.seeds, 'run')}."
+        f"The document's scale: {rounds}, {counted(paper.devices, 'device')}, "
+        f"{counted(paper.seeds, 'run')}."
     )
     if not cells:
-        yield f"Ours: {standing.state}."
+        yield f"Ours: {standing.state}. {_takes(standing)}"
         return
-    machines, dates, commits = _where(cells)
+    machines, dates, commits = origins(cells)
     spent = f"{math.fsum(cell.minutes for cell in cells):.1f} minutes"
-    yield f"Ours: {_ours_scale(cells)}; {machines}; {dates}; commit {commits}; {spent}."
+    yield f"Ours: {scale_of(cells)}; {machines}; {dates}; commit {commits}; {spent}."
     if standing.there.stale or standing.there.missing:
-        yield f"Not everything was run: {standing.state}."
+        yield f"Not everything was run: {standing.state}. {_takes(standing)}"
 
 
-def _ours_scale(cells: Sequence[CellResult]) -> str:
+def _takes(standing: Standing) -> str:
+    """Return a sentence on how much computing all runs of an item take."""
+    if standing.flops is None:
+        return "How much computing it takes is not known."
+    return (
+        f"All of it takes about {standing.flops:.1e} FLOP: {core_hours(standing.flops)} of one "
+        f"core at {CORE / 1e9:g} GFLOP/s, if devices train whole networks."
+    )
+
+
+def scale_of(cells: Sequence[CellResult]) -> str:
     rounds, devices, seeds = (
         _range(sorted(numbers))
         for numbers in (
@@ -146,7 +161,7 @@ def _ours_scale(cells: Sequence[CellResult]) -> str:
     return f"{rounds} rounds, {devices} devices, {seeds} seeds"
 
 
-def _where(cells: Sequence[CellResult]) -> tuple[str, str, str]:
+def origins(cells: Sequence[CellResult]) -> tuple[str, str, str]:
     """Return machines, dates and commits of cells, each once."""
     return (
         "; ".join(dict.fromkeys(cell.machine for cell in cells)),
@@ -155,13 +170,13 @@ def _where(cells: Sequence[CellResult]) -> tuple[str, str, str]:
     )
 
 
-def _commands(standing: Standing) -> tuple[str, ...]:
+def commands_of(standing: Standing) -> tuple[str, ...]:
     """Return the commands that the runs of an item come from; without any the one to give."""
-    known = dict.fromkeys(cell.command for cell in _distinct(standing) if cell.command)
+    known = dict.fromkeys(cell.command for cell in distinct_cells(standing) if cell.command)
     return tuple(known) or (f"anyfleet reproduce {standing.item.name}",)
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -221,7 +236,7 @@ def _variant(standing: Standing, case: Case, method: str, measure: str) -> str:
 
 def _entry(there: Found, case: Case, method: str, measure: str) -> str:
     row = case.paper.get(measure, {})
-    printed = _NOTHING
+    printed = NOTHING
     if method in row:
         value = row[method]
         printed = "not reached" if value is None else _told(measure, value)
@@ -230,7 +245,7 @@ def _entry(there: Found, case: Case, method: str, measure: str) -> str:
         if (case.name, method) in there.stale:
             return f"{printed} / stale"
         known = (case.name, method) in there.missing
-        return f"{printed} / not run" if known else (printed if method in row else _NOTHING)
+        return f"{printed} / not run" if known else (printed if method in row else NOTHING)
     return f"{printed} / **{_ours(amounts(case, cell, measure), measure)}**"
 
 
@@ -264,8 +279,8 @@ def _claims(standing: Standing, *, head: bool = True) -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for verdict in standing.verdicts:
         claim = verdict.claim
-        claimed = _claimed(verdict)
-        ours = _NOTHING if verdict.gain is None else _interval(verdict.gain)
+        claimed = claimed_gain(verdict)
+        ours = NOTHING if verdict.gain is None else told_gain(verdict.gain)
         by = _headline(claim.by).lower()
         word = f"**{verdict.word}**: {verdict.why}"
         against = claim.against(verdict.other)
@@ -274,14 +289,14 @@ def _claims(standing: Standing, *, head: bool = True) -> Iterator[str]:
 
 def _failing(standing: Standing, experiments: Sequence[Standing]) -> Iterator[str]:
     """Yield the claims that fail, each with the experiments in which the same question does not."""
-    fails = [each for each in standing.verdicts if _fails(each)]
+    fails = [each for each in standing.verdicts if has_loss(each)]
     if fails:
         yield from ("", "## Why claims fail", "")
     for verdict in fails:
         claim = f"{verdict.claim.text.removesuffix('.')} (against {verdict.other})"
         flips = [
             f"[{each.item.title}]({each.item.name.partition('/')[2]}.md), "
-            f"{other.claim.better} against {other.other}: {_interval(other.gain)}"
+            f"{other.claim.better} against {other.other}: {told_gain(other.gain)}"
             for each in (standing, *experiments)
             for other in each.verdicts
             if other.gain is not None and other.above and _answers(each.item, other, verdict)
@@ -296,19 +311,23 @@ def _answers(item: Item, found: Verdict, asked: Verdict) -> bool:
     It has the same measure and opponent, or one that stands for it, and the same cases; an
     experiment that has none of these cases may have others.
     """
-    column = item.methods.get(found.other)
-    opponent = (column.stands_for if column else "") or found.other
-    same = (opponent, found.claim.by) == (asked.other, asked.claim.by)
+    same = (opponent(item, found), found.claim.by) == (asked.other, asked.claim.by)
     elsewhere = not any(case in item.cases for case in asked.claim.cases)
     return same and (elsewhere or set(found.claim.cases) <= set(asked.claim.cases))
 
 
-def _fails(verdict: Verdict) -> bool:
+def opponent(item: Item, verdict: Verdict) -> str:
+    """Return the method that a verdict is against, or the one that it stands for."""
+    column = item.methods.get(verdict.other)
+    return (column.stands_for if column else "") or verdict.other
+
+
+def has_loss(verdict: Verdict) -> bool:
     """Return whether no part of an interval lies above no gain, at whatever scale."""
     return verdict.gain is not None and verdict.gain.high <= verdict.gain.none
 
 
-def _claimed(verdict: Verdict) -> str:
+def claimed_gain(verdict: Verdict) -> str:
     """Return the gain that the document claims, in words."""
     gain, claim = verdict.claimed, verdict.claim
     if claim.within:
@@ -318,7 +337,7 @@ def _claimed(verdict: Verdict) -> str:
     return f"× {gain:.3g}" if is_cost(claim.by) else f"{100 * gain:+.2f} points"
 
 
-def _interval(gain: Gain) -> str:
+def told_gain(gain: Gain) -> str:
     scale = 100.0 if gain.kind == "points" else 1.0
     form = {"ratio": ".3g", "points": "+.2f", "plain": "+.3g"}[gain.kind]
     mean, low, high = (format(scale * each, form) for each in (gain.mean, gain.low, gain.high))
@@ -336,8 +355,8 @@ def _calculated_entry(
     printed = case.paper.get(measure, {}).get(method)
     value = ours.get((case.name, method))
     if printed is None and value is None:
-        return _NOTHING
-    told = _NOTHING if printed is None else _told(measure, printed)
+        return NOTHING
+    told = NOTHING if printed is None else _told(measure, printed)
     return told if value is None else f"{told} / **{_told(measure, value)}**"
 
 
@@ -354,133 +373,3 @@ def _calculated_state(item: Item) -> str:
     if len(equal) == len(rows):
         return f"reproduced exactly: {len(rows)} numbers"
     return f"not reproduced: {len(rows) - len(equal)} of {len(rows)} numbers differ"
-
-
-# --- all items ------------------------------------------------------------------------------------
-
-_INTRODUCTION = """\
-# Evidence
-
-What the documents claim, and what came of it in our runs. This page and those that it leads to are
-written by `python -m tools.pages` from the recipes (`recipes/DOCUMENT/ITEM.toml`) and from the
-result files that `anyfleet reproduce` writes (`evidence/`): nobody types a number into them.
-
-    anyfleet reproduce --list                   # all items, what each takes, and where it stands
-    anyfleet reproduce thesis/table_3_1         # play it, and write the result file
-    anyfleet reproduce thesis/table_3_1 --quick # a look in seconds; nothing is written
-"""
-_WRITING = """\
-## How an item is written
-
-A recipe has the runs, the numbers that the document prints, and its claims, in one file:
-
-```text
-title = "FedAdp needs fewer rounds than FedAvg"
-where = "Table 3.1"
-paper = { rounds = 300, devices = 10, seeds = 1 }    # the document's scale
-seeds = 5                                   # ours
-measures = ["rounds", "best"]               # to the target: rounds, seconds, joules, bytes, flops;
-                                            # of all evaluations, or of the last: best, score@0.5
-baseline = "FedAvg"                         # must have the accuracy that the document prints
-choices = ["The thesis does not say …; here …"]
-
-[run]                                       # what all runs have in common: keys of a run file
-rounds = 300
-
-[cases."MNIST, 5+5, one class"]             # rows of the table
-target = 0.95
-run.task.partition = { use = "Mixed", iid = 5, classes = 1, samples = 600 }
-paper.rounds = { FedAvg = 133, FedAdp = 61 }    # as printed, in SI units; or "not reached"
-
-[methods.FedAdp]                            # columns of the table
-method = { use = "fedadp", lr = 0.01 }
-best = { key = "method.sharpness", values = [3, 5, 7] }    # if the best of several is reported
-
-[[claims]]
-text = "FedAdp reaches the target in fewer rounds than FedAvg."
-better = "FedAdp"
-than = ["FedAvg"]
-by = "rounds"
-each = true                                 # a claim for each case, not one for their mean
-
-[quick]                                     # laid over everything with --quick
-rounds = 2
-```
-
-The tables of case and method are laid over `[run]` as files are that
-[extend one another](run_files.md#files-that-build-on-others). An item with
-`explains = "whale/table_1"` is an experiment on another one: on a choice that the document leaves
-open, or on why a claim fails. A method of it that has another name there says so with
-`stands_for = "STC"`; `smaller = "a network of 1/44 of the parameters"` says why the experiment
-cannot decide a claim, whatever its rounds.
-
-`diagnostics = ["norms", "loss", "widths"]` are kept for every round: what parts of the method tell,
-`loss` (of training, as devices report it) and `test_loss`, and for each device `widths`,
-`utilities` and `fisher`. `groups = { "one class" = [0, 24] }` are first and last devices. A claim
-may be `by` a diagnostic, of which less is better, with `groups = ["all classes", "one class"]` of
-one group against another. With `within = 0.02` a claim is that two methods are about equal, and
-`gain = "direction only"` says that the document's numbers are of other data.
-"""
-
-
-def evidence_page(standings: Sequence[Standing]) -> str:
-    """Return the page that collects the verdicts of all items."""
-    rule = f"## The rule\n\n{RULE}"
-    return "\n".join((_INTRODUCTION, *_collected(standings), *_ran(standings), "", rule, _WRITING))
-
-
-def _ran(standings: Sequence[Standing]) -> Iterator[str]:
-    """Yield a row for each item that was run: at which scale, where, when and by which command."""
-    yield from ("", "## What was run", "")
-    yield "| item | ours | the document's | machine | date | commit | took | command |"
-    yield "|---|---|---|---|---|---|---|---|"
-    for standing in standings:
-        cells, paper = _distinct(standing), standing.item.paper
-        if not cells:
-            continue
-        rounds = "rounds not given" if paper.rounds is None else _count(paper.rounds, "round")
-        theirs = f"{rounds}, {_count(paper.devices, 'device')}, {_count(paper.seeds, 'run')}"
-        if standing.item.tuning:  # the comparison of all methods, which no document has
-            theirs = _NOTHING
-        part = f" ({len(cells)} cells run)" if standing.there.missing else ""
-        commands = "; ".join(f"`{each}`" for each in _commands(standing))
-        where = " | ".join(_where(cells))
-        yield (
-            f"| {standing.item.name} | {_ours_scale(cells)}{part} | {theirs} | {where} "
-            f"| {minutes_of(standing)} | {commands} |"
-        )
-
-
-def _collected(standings: Sequence[Standing]) -> Iterator[str]:
-    yield "## Verdicts"
-    words = [verdict.word for each in standings for verdict in each.verdicts]
-    counts = ", ".join(f"{words.count(word)} {word}" for word in get_args(Word) if word in words)
-    yield from ("", f"{len(words)} claims: {counts}.")
-    documents = dict.fromkeys(each.item.document for each in standings)
-    for document in documents:
-        own = [each for each in standings if each.item.document == document]
-        yield from ("", f"### {document}", "")
-        yield "| item | claim | against | the document's gain | ours (95 % interval) | verdict |"
-        yield "|---|---|---|---|---|---|"
-        for each in own:
-            yield from _rows(each)
-
-
-def _rows(standing: Standing) -> Iterator[str]:
-    item = standing.item
-    page = "comparison.md" if item.tuning else f"evidence/{item.name}.md"
-    link = f"[{item.where}]({page})"
-    if item.explains:
-        link = f"[experiment on {item.explains.partition('/')[2]}](evidence/{item.name}.md)"
-    known = standing.there.cells or standing.there.stale
-    if not standing.verdicts or not known:
-        count = len(standing.verdicts)
-        claims = f" ({_count(count, 'claim')})" if count else ""
-        yield f"| {link} | {item.title}{claims} | | | | {standing.state} |"
-        return
-    for verdict in standing.verdicts:
-        claim = verdict.claim
-        claimed = _claimed(verdict)
-        ours = _NOTHING if verdict.gain is None else _interval(verdict.gain)
-        against = claim.against(verdict.other)
-        yield f"| {link} | {claim.text} | {against} | {claimed} | {ours} | {verdict.word} |"
