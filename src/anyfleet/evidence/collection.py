@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from anyfleet.evidence.estimates import core_hours
+from anyfleet.evidence.items import Item
 from anyfleet.evidence.pages import (
     NOTHING,
     Standing,
@@ -229,16 +230,26 @@ def _main_claims(standings: Sequence[Standing]) -> Iterator[str]:
 def _main_row(main: _Main, standings: Sequence[Standing]) -> Iterator[str]:
     """Yield a main claim as a row of a table, if one of its items is there."""
     own = [each for each in standings if each.item.name in main.items and not each.item.explains]
+    known = {each.item.name: each.item for each in standings}
     tried = [
         each
         for each in standings
         if each.item.explains
-        and (each.item.explains in main.items or each.item.name in main.items)
         and main.gains(each)
+        and not {each.item.name, *_explained(each.item, known)}.isdisjoint(main.items)
     ]
     if own:
         columns = (" <br> ".join(_short(main, e) for e in each) for each in (own, tried))
         yield f"| {main.text} | {' | '.join(text or NOTHING for text in columns)} |"
+
+
+def _explained(item: Item, known: Mapping[str, Item]) -> Iterator[str]:
+    """Yield the item that an experiment explains, and what that one explains if it is one too."""
+    while item.explains is not None:
+        yield item.explains
+        if item.explains not in known:
+            return
+        item = known[item.explains]
 
 
 def _short(main: _Main, standing: Standing) -> str:
