@@ -132,3 +132,8 @@ def test_the_best_of_several_settings_is_several_methods_of_one_name(tmp_path: P
         *item.best["FedProx"],
     ]
     assert len({digest(each) for each in made.values()}) == len(made)
+
+
+def test_the_comment_at_the_head_says_what_an_item_is_about(tmp_path: Path) -> None:
+    head = "# anyfleet reproduce papers/table_9\n#\n# Two lines\n# of it.\n#\n# And more.\n"
+    assert read_item(write(tmp_path, head + ITEM)).about == "Two lines\nof it.\n\nAnd more."

@@ -369,3 +369,18 @@ def test_an_item_that_was_not_run_says_what_it_takes() -> None:
         asked
     )
     assert "not run (takes 1,000 h)" in evidence_page([asked])
+
+
+def test_the_numbers_of_the_document_keep_their_digits() -> None:
+    case = Case("case", target=0.5, paper={"seconds": {"new": 1064.8, "old": 1121.8}})
+    asked = item("seconds", cases={"case": case})
+    page = item_page(standing(asked, [AT[0]] * 3, [AT[1]] * 3))
+    assert "| 1,064.8 s / **2 s ± 0 s** | 1,121.8 s / **4 s ± 0 s** |" in page
+
+
+def test_a_page_without_numbers_of_the_document_says_so() -> None:
+    asked = item("best", cases={"case": Case("case")}, explains="papers/other", about="What it is.")
+    page = item_page(standing(asked, [run([0.6])] * 3, [run([0.5])] * 3))
+    assert "An experiment of ours on [papers/other](other.md).\n\nWhat it is.\n" in page
+    assert "| case | **60.00 % ± 0.00 %** |" in page
+    assert "The document prints no numbers; ours are in bold" in page

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from anyfleet.evidence.estimates import core_hours
 from anyfleet.evidence.items import Item
 from anyfleet.evidence.pages import (
     NOTHING,
@@ -14,6 +13,7 @@ from anyfleet.evidence.pages import (
     counted,
     distinct_cells,
     has_loss,
+    hours_of,
     minutes_of,
     opponent,
     origins,
@@ -257,7 +257,7 @@ def _short(main: _Main, standing: Standing) -> str:
     item, gains = standing.item, main.gains(standing)
     link = f"[{item.title if item.explains else item.where}](evidence/{item.name}.md)"
     if not gains:
-        return f"{link}: {standing.state}{_hours(standing)}"
+        return f"{link}: {standing.state}{hours_of(standing)}"
     above, below = sum(each.above for each in gains), sum(map(has_loss, gains))
     counts = {"gain": above, "loss": below, "open": len(gains) - above - below}
     told = (
@@ -266,12 +266,6 @@ def _short(main: _Main, standing: Standing) -> str:
         if number
     )
     return f"{link}: {', '.join(told)}"
-
-
-def _hours(standing: Standing) -> str:
-    """Return how much computing an item takes of which nothing was run, in brackets."""
-    known = standing.there.cells or standing.there.stale or standing.flops is None
-    return "" if known else f" (takes {core_hours(standing.flops)})"
 
 
 def _counts(standings: Sequence[Standing]) -> str:
@@ -291,7 +285,7 @@ def _rows(standing: Standing) -> Iterator[str]:
     if not standing.verdicts or not known:
         count = len(standing.verdicts)
         claims = f" ({counted(count, 'claim')})" if count else ""
-        yield f"| {link} | {item.title}{claims} | | | | {standing.state}{_hours(standing)} |"
+        yield f"| {link} | {item.title}{claims} | | | | {standing.state}{hours_of(standing)} |"
         return
     for verdict in standing.verdicts:
         claim = verdict.claim

@@ -11,6 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -121,6 +122,7 @@ class Item:
     home: Path | None = None  # the folder of its file
     best: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names of variants
     smaller: str = ""  # how it is smaller than the paper's beyond rounds, devices and seeds
+    about: str = ""  # the comment at the head of its file, in Markdown
 
     @property
     def document(self) -> str:
@@ -275,8 +277,8 @@ def read_item(file: Path) -> Item:
     Its experiments are not made yet: see `Item.experiments`.
     """
     try:
-        data = tomllib.loads(file.read_text(encoding="utf-8"))
-        found = msgspec.convert(data, _Item)
+        text = file.read_text(encoding="utf-8")
+        found = msgspec.convert(tomllib.loads(text), _Item)
     except OSError as error:
         raise ConfigError([Problem(str(file), f"cannot be read: {error.strerror}.")]) from error
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
@@ -284,7 +286,14 @@ def read_item(file: Path) -> Item:
     problems = [*_problems(found)]
     if problems:
         raise ConfigError([Problem(f"{file}: {each.path}", each.message) for each in problems])
-    return _item(found, file)
+    return replace(_item(found, file), about=_about(text))
+
+
+def _about(text: str) -> str:
+    """Return the comment at the head of a file, without its first line, which is the command."""
+    head = takewhile(lambda line: line.startswith("#"), text.splitlines())
+    lines = [line.removeprefix("#").removeprefix(" ") for line in head]
+    return "\n".join(lines[1:]).strip()
 
 
 def _item(found: _Item, file: Path) -> Item:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from anyfleet.analysis.intervals import estimate
-from anyfleet.analysis.units import quantity
+from anyfleet.analysis.units import common_unit, quantity
 from anyfleet.evidence import diagnostics
 from anyfleet.evidence.calculations import calculated
 from anyfleet.evidence.estimates import CORE, core_hours, flops_of
@@ -29,6 +29,14 @@ from anyfleet.experiment import Experiment
 
 _UNITS: Mapping[str, str] = {"seconds": "s", "joules": "J", "bytes": "B", "flops": "FLOP"}
 NOTHING = "–"
+DOCUMENTS: Mapping[str, str] = {
+    "fedpmt": "FedPMT",
+    "whale": "WHALE-FL",
+    "fedrescue": "FedResCuE",
+    "anycost": "AnycostFL",
+    "thesis": "Thesis",
+    "comparison": "Comparison",
+}
 
 
 @dataclass(frozen=True)
@@ -97,8 +105,13 @@ def distinct_cells(standing: Standing) -> list[CellResult]:
 
 def _item_lines(standing: Standing, experiments: Sequence[Standing]) -> Iterator[str]:
     item = standing.item
-    yield f"# {item.document}, {item.where}: {item.title}"
+    yield f"# {DOCUMENTS.get(item.document, item.document)}, {item.where}: {item.title}"
     yield ""
+    if item.explains:
+        page = f"{item.explains.partition('/')[2]}.md"
+        yield from (f"An experiment of ours on [{item.explains}]({page}).", "")
+    if item.about:
+        yield from (item.about, "")
     yield from _scale(standing)
     yield ""
     yield from (f"`{command}`" for command in commands_of(standing))
@@ -113,8 +126,10 @@ def _item_lines(standing: Standing, experiments: Sequence[Standing]) -> Iterator
     yield from _failing(standing, experiments)
     for each in experiments:
         yield from ("", f"## Experiment: {each.item.title}", "")
-        yield f"[{each.item.name}]({each.item.name.partition('/')[2]}.md): {each.state}."
-        yield from _claims(each, head=False)
+        link = f"[{each.item.name}]({each.item.name.partition('/')[2]}.md)"
+        yield f"{link}: {each.state}{hours_of(each)}."
+        yield from _claims(each, head=False) if each.there.cells else ()
+    yield from ("", "All items: [evidence](../../evidence.md).")
 
 
 def _scale(standing: Standing) -> Iterator[str]:
@@ -134,7 +149,8 @@ def _scale(standing: Standing) -> Iterator[str]:
         return
     machines, dates, commits = origins(cells)
     spent = f"{math.fsum(cell.minutes for cell in cells):.1f} minutes"
-    yield f"Ours: {scale_of(cells)}; {machines}; {dates}; commit {commits}; {spent}."
+    smaller = f"; {item.smaller}" if item.smaller else ""
+    yield f"Ours: {scale_of(cells)}{smaller}; {machines}; {dates}; commit {commits}; {spent}."
     if standing.there.stale or standing.there.missing:
         yield f"Not everything was run: {standing.state}. {_takes(standing)}"
 
@@ -147,6 +163,12 @@ def _takes(standing: Standing) -> str:
         f"All of it takes about {standing.flops:.1e} FLOP: {core_hours(standing.flops)} of one "
         f"core at {CORE / 1e9:g} GFLOP/s, if devices train whole networks."
     )
+
+
+def hours_of(standing: Standing) -> str:
+    """Return how much computing an item takes of which nothing was run, in brackets."""
+    known = standing.there.cells or standing.there.stale or standing.flops is None
+    return "" if known else f" (takes {core_hours(standing.flops)})"
 
 
 def scale_of(cells: Sequence[CellResult]) -> str:
@@ -202,8 +224,10 @@ def _tables(standing: Standing) -> Iterator[str]:
                 for name in columns
             ]
             yield f"| {_case(case, measure)} | {' | '.join(row)} |"
-    yield ""
-    yield "The document's number stands first, ours after it in bold, ± half of its 95 % interval."
+    printed = any(case.paper for case in item.cases.values())
+    first = "The document's number stands first, ours after it in bold"
+    told = first if printed else "The document prints no numbers; ours are in bold"
+    yield from ("", f"{told}, ± half of the 95 % interval.")
 
 
 def _case(case: Case, measure: str) -> str:
@@ -235,18 +259,16 @@ def _variant(standing: Standing, case: Case, method: str, measure: str) -> str:
 
 
 def _entry(there: Found, case: Case, method: str, measure: str) -> str:
-    row = case.paper.get(measure, {})
-    printed = NOTHING
+    row, key = case.paper.get(measure, {}), (case.name, method)
+    printed = ""
     if method in row:
         value = row[method]
-        printed = "not reached" if value is None else _told(measure, value)
-    cell = there.cells.get((case.name, method))
-    if cell is None:
-        if (case.name, method) in there.stale:
-            return f"{printed} / stale"
-        known = (case.name, method) in there.missing
-        return f"{printed} / not run" if known else (printed if method in row else NOTHING)
-    return f"{printed} / **{_ours(amounts(case, cell, measure), measure)}**"
+        printed = f"{'not reached' if value is None else _printed(measure, value)} / "
+    if key in there.cells:
+        return f"{printed}**{_ours(amounts(case, there.cells[key], measure), measure)}**"
+    if key in there.stale:
+        return f"{printed}stale"
+    return f"{printed}not run" if key in there.missing else printed.removesuffix(" / ") or NOTHING
 
 
 def _ours(values: Mapping[int, Amount], measure: str) -> str:
@@ -261,11 +283,19 @@ def _ours(values: Mapping[int, Amount], measure: str) -> str:
     return f"{'≥ ' if missed else ''}{_told(measure, mean.mean)}{margin}{least}"
 
 
+def _printed(measure: str, value: float) -> str:
+    """Return a number of the document with all its digits."""
+    if measure not in _UNITS:
+        return _told(measure, value)
+    unit = common_unit([value], _UNITS[measure])
+    return f"{value / unit.size:,.6g} {unit.name}"
+
+
 def _told(measure: str, value: float) -> str:
     if measure in _UNITS:
         return quantity(value, _UNITS[measure])
     if measure == "rounds":
-        return f"{value:.4g}"
+        return f"{value:.1f}".removesuffix(".0")
     return f"{value:,.0f}" if measure == "operations" else f"{100 * value:.2f} %"
 
 
