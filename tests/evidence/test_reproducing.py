@@ -132,6 +132,13 @@ def test_runs_of_two_commands_are_joined() -> None:
     assert (half.minutes, half.commit) == (6.0, "abc; def")
 
 
+def test_a_repeated_command_may_add_diagnostics() -> None:
+    first = cell({0: 0.1, 1: 0.2}, 2.0)
+    more = {seed: replace(run, diagnostics={"loss": (0.5,)}) for seed, run in first.runs.items()}
+    found = first.joined(replace(cell({}, 0.0, "def"), runs={1: more[1]}))
+    assert (found.commit, found.minutes, found.runs) == ("abc", 2.0, {0: first.runs[0], 1: more[1]})
+
+
 def test_a_later_configuration_replaces_an_earlier_one() -> None:
     first = Results("thesis/table_9", cells={"x": cell({0: 0.1})})
     later = Results("thesis/table_9", cells={"y": cell({0: 0.2})})

@@ -78,13 +78,14 @@ class CellResult(msgspec.Struct, frozen=True, omit_defaults=True):
     def joined(self, later: "CellResult") -> "CellResult":
         """Return this result with later runs of the same experiment.
 
-        A command that is repeated brings runs that are known: nothing changes then. One that goes
-        on brings them with new ones. Runs that differ replace those with their seeds.
+        A command that is repeated brings runs that are known, perhaps with more diagnostics: where
+        they come from does not change then. One that goes on brings them with new ones. Runs that
+        differ replace those with their seeds.
         """
-        if all(self.runs.get(seed) == run for seed, run in later.runs.items()):
-            return msgspec.structs.replace(self, also=later.also)
+        same = [seed for seed, run in later.runs.items() if _equal(self.runs.get(seed), run)]
+        if len(same) == len(later.runs):
+            return msgspec.structs.replace(self, also=later.also, runs={**self.runs, **later.runs})
         kept = {seed: run for seed, run in self.runs.items() if seed not in later.runs}
-        same = [seed for seed, run in later.runs.items() if self.runs.get(seed) == run]
         before = self if kept or same else later
         return msgspec.structs.replace(
             later,
@@ -95,6 +96,12 @@ class CellResult(msgspec.Struct, frozen=True, omit_defaults=True):
             minutes=round(self.minutes * len(kept) / len(self.runs) + later.minutes, 2),
             runs=dict(sorted({**kept, **later.runs}.items())),
         )
+
+
+def _equal(before: Series | None, later: Series) -> bool:
+    """Return whether two series are of the same run, whatever diagnostics were kept of it."""
+    bare = msgspec.structs.replace(later, diagnostics={})
+    return before is not None and msgspec.structs.replace(before, diagnostics={}) == bare
 
 
 def _both(before: str, later: str) -> str:
