@@ -19,6 +19,11 @@ def test_the_same_address_gives_the_same_numbers() -> None:
     assert torch.equal(first, rng.uniform(rng.fold(rng.root(7, "train"), 3), 10))
 
 
+def test_an_address_below_a_purpose_is_that_of_folds() -> None:
+    folded = rng.fold(rng.fold(rng.root(7, "train"), 3), -2)
+    assert torch.equal(rng.root(7, "train", 3, -2), folded)
+
+
 def test_neighbouring_addresses_give_unrelated_numbers() -> None:
     root = rng.root(7, "train")
     drawn = torch.stack([rng.uniform(rng.fold(root, i), 4000) for i in range(5)])

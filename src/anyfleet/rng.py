@@ -48,15 +48,18 @@ def number_of(text: str) -> int:
     return int.from_bytes(digest[:8], "little", signed=True)
 
 
-def root(seed: int, purpose: str) -> Tensor:
-    """Return the key of one purpose ("select", "train" …) in one run."""
-    return torch.tensor(number_of(f"{seed}/{purpose}"), dtype=torch.int64)
+def root(seed: int, purpose: str, *below: int) -> Tensor:
+    """Return the key of one purpose ("select", "train" …) in one run, or of an address below it."""
+    key = number_of(f"{seed}/{purpose}")
+    for number in below:
+        key = _folded(key, number)
+    return torch.tensor(key)
 
 
 def fold(key: Tensor, value: int | str | Tensor) -> Tensor:
     """Return a new key, addressed by `value` below `key`; either of them may be batched."""
     number = number_of(value) if isinstance(value, str) else value
-    if _on_host(key) and (isinstance(number, int) or _on_host(number)):
+    if _on_host(key) and (isinstance(number, int) or (type(number) is Tensor and number.is_cpu)):
         return _folded_on_host(key, number)
     # A scalar is an argument of the kernel; a tensor made of it would be copied to the device.
     step = _signed((number + 1) * _GOLDEN) if isinstance(number, int) else (number + 1) * _GOLDEN
@@ -67,7 +70,7 @@ def _on_host(key: Tensor) -> bool:
     """Return whether a key is a plain tensor on the CPU: neither mapped, traced nor faked."""
     return (
         type(key) is Tensor
-        and key.device.type == "cpu"
+        and key.is_cpu
         and _functorch.peek_interpreter_stack() is None
         and not _len_torch_dispatch_stack()
     )
@@ -77,9 +80,9 @@ def _folded_on_host(key: Tensor, value: int | Tensor) -> Tensor:
     """Return the new key in a fraction of the time: a call of torch takes longer than the hash."""
     if key.ndim == 0:
         own = int(key.item())
-        mixed = own ^ _mixed(own + _GOLDEN)
         if isinstance(value, int):
-            return torch.tensor(_signed(_mixed(mixed + (value + 1) * _GOLDEN)))
+            return torch.tensor(_folded(own, value))
+        mixed = own ^ _mixed(own + _GOLDEN)
         state = (np.atleast_1d(_unsigned(value)) + _ONE) * _GOLDEN_BITS + np.uint64(mixed % _WRAP)
     else:
         keys = _unsigned(key)
@@ -90,6 +93,11 @@ def _folded_on_host(key: Tensor, value: int | Tensor) -> Tensor:
             state = state + (np.atleast_1d(_unsigned(value)) + _ONE) * _GOLDEN_BITS
     found = torch.from_numpy(_hashed(state).view(np.int64))
     return found[0] if key.ndim == 0 and isinstance(value, Tensor) and value.ndim == 0 else found
+
+
+def _folded(key: int, value: int) -> int:
+    """Return the number of the new key, where both are Python integers."""
+    return _signed(_mixed((key ^ _mixed(key + _GOLDEN)) + (value + 1) * _GOLDEN))
 
 
 def _signed(number: int) -> int:
@@ -202,7 +210,7 @@ def draws(key: Tensor, size: int) -> Iterator[Tensor]:
     The first few cost the same whatever the size. `key` is a single one.
     """
     if size <= _SMALL:
-        yield torch.argsort(bits(key, size), stable=True)
+        yield _ranked(bits(key, size))
         return
     # Even draws without their repetitions come in a uniformly random order. Which draws repeat
     # says nothing about the numbers, so it may decide when to shuffle the rest instead.
@@ -217,7 +225,14 @@ def draws(key: Tensor, size: int) -> Iterator[Tensor]:
     left = torch.ones(size, dtype=torch.bool, device=key.device)
     left[seen] = False
     rest = left.nonzero()[:, 0]
-    yield rest[torch.argsort(bits(fold(key, "rest"), len(rest)), stable=True)]
+    yield rest[_ranked(bits(fold(key, "rest"), len(rest)))]
+
+
+def _ranked(values: Tensor) -> Tensor:
+    """Return the places of values in ascending order; of equal ones the first comes first."""
+    if not values.is_cpu:
+        return torch.argsort(values, stable=True)
+    return torch.from_numpy(values.numpy().argsort(kind="stable"))
 
 
 def sample(key: Tensor, population: int, count: int) -> Tensor:
