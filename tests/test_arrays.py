@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -79,6 +80,15 @@ def test_what_no_row_names_is_pruned() -> None:
 def test_all_rows_are_the_struct_itself() -> None:
     assert ONE.take([0, 1, 2]) is ONE
     assert told(ONE.take([0, 2, 1])) == [ROWS[0], ROWS[2], ROWS[1]]
+
+
+def test_other_columns_make_a_new_struct_and_unknown_ones_none() -> None:
+    struct = made(0, ("a", "b"))
+    changed = struct.having(id=struct.id + 7, shared=4)
+    assert (changed.id.tolist(), changed.shared, changed.inner) == ([7, 8, 9], 4, struct.inner)
+    assert struct.shared == 3
+    with pytest.raises(TypeError, match="has not all of the columns ids"):
+        struct.having(ids=struct.id)
 
 
 def test_groups_have_equal_values_and_not_a_number_is_one() -> None:
