@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from anyfleet.arrays import Arrays, Floats, Ints, alike
+from anyfleet.arrays import Arrays, Floats, Ints, alike, every
 from anyfleet.core.messages import EVERYTHING, Conditions, Hyperparameters
 from anyfleet.core.training_work import Amounts, Counted, Work
 from anyfleet.elastic import WHOLE, Blueprint, Priced, Slice, width
@@ -195,7 +195,8 @@ def trainings(
         return _counted(priced, work, some, counting), work
 
     with during("train", train):
-        for rows in alike(index, amounts.batch_size, amounts.width):
+        groups = alike(index, amounts.batch_size, amounts.width)
+        for rows in groups:
             first = rows[0]
             planned, batch = float(amounts.width[first]), int(amounts.batch_size[first])
             known = None if math.isnan(planned) else planned
@@ -206,8 +207,10 @@ def trainings(
             wide[rows] = width(own.slice, blueprint)
             calls[rows], moved[rows], memory[rows] = work.calls, work.moved, work.memory
         for rows in alike(amounts.batch_size):
-            batch = int(amounts.batch_size[rows[0]])
-            whole[rows] = count(Priced(blueprint, WHOLE, batch, 1.0), rows)[0]
+            full = Priced(blueprint, WHOLE, int(amounts.batch_size[rows[0]]), 1.0)
+            # Often there is no other model than the whole one.
+            same = len(groups) == 1 and own == full
+            whole[rows] = flops[rows] if same else count(full, rows)[0]
     return Demand(Effort(flops, all_layers, whole, wide, steps, calls, moved), memory)
 
 
@@ -272,14 +275,18 @@ def transfer_joules(seconds: Floats, watts: Floats | float) -> Floats:
     return joules
 
 
+def _share(some: Floats, everything: Floats) -> Floats:
+    """Return some of everything as a share; 0 of nothing."""
+    return np.divide(some, everything, out=np.zeros(len(some)), where=everything > 0)
+
+
 def _undisturbed(effort: Effort, own: Conditions) -> Floats:
     """Return the seconds at the highest frequency and without other work."""
-    by_work, by_trained_layers = (
-        np.divide(effort.flops, all_of_it, out=np.zeros(len(effort)), where=all_of_it > 0)
-        for all_of_it in (effort.whole, effort.all_layers)
-    )
-    by_width = effort.width ** np.nan_to_num(own.exponent) * by_trained_layers
-    fraction = np.where(np.isnan(own.exponent), by_work, by_width)
+    fraction, by_flops = _share(effort.flops, effort.whole), np.isnan(own.exponent)
+    if not every(by_flops):
+        by_trained_layers = _share(effort.flops, effort.all_layers)
+        by_width = effort.width ** np.nan_to_num(own.exponent) * by_trained_layers
+        fraction = np.where(by_flops, fraction, by_width)
     shrunk = own.fixed * (fraction > 0) + (1 - own.fixed) * fraction
     computing = effort.whole / (own.speed * own.load) * shrunk
     handling = effort.local_steps * own.overhead + effort.calls * own.latency

@@ -62,12 +62,10 @@ def descent_work(
     held = sample.nbytes + state
     # The new state is made beside the old one, while gradients and samples are still there.
     updating = trained + state + _TEMPORARY * sample.largest_bytes + batch.input_bytes
-    peak = Work(0.0, float(held + max(batch.pass_bytes, updating)), 0.0, 0.0)
-    return (
-        peak
-        + passes_work(priced, processed, local_steps)
-        + update_work(priced, local_steps, copies=copies)
-    )
+    peak = float(held + max(batch.pass_bytes, updating))
+    passes = passes_work(priced, processed, local_steps)
+    moved = passes.moved + update_work(priced, local_steps, copies=copies).moved
+    return Work(passes.flops, peak, passes.calls, moved)
 
 
 def passes_work(priced: Priced, processed: Counted, local_steps: Counted) -> Work:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from anyfleet.arrays import Flags, Floats, Ints
+from anyfleet.arrays import Flags, Floats, Ints, every
 from anyfleet.runtime.simulated.phases import AHEAD, MOST_CHANGES, Phases, pieces
 from anyfleet.world import World
 from anyfleet.world.quantities import Moments
@@ -26,8 +26,10 @@ DETAILED = (OUT_OF_MEMORY, REFUSED)  # reasons of which a sentence says more
 def earliest(failures: Mapping[str, Floats]) -> tuple[Floats, Ints]:
     """Return when each order first fails, and the place of its reason among `REASONS`; or -1."""
     reasons = sorted(failures)
-    times = np.stack([failures[reason] for reason in reasons])
+    times = np.array([failures[reason] for reason in reasons])
     after = times.min(axis=0)
+    if every(after == np.inf):
+        return after, np.full(len(after), -1)
     places = np.array([REASONS.index(reason) for reason in reasons])
     return after, np.where(np.isfinite(after), places[times.argmin(axis=0)], -1)
 
@@ -43,7 +45,7 @@ def battery_empty(phases: Sequence[Phases], joules: Floats) -> Floats:
     A device with an empty battery still performs a phase that costs nothing.
     """
     found, passed = np.full(len(joules), np.inf), np.zeros(len(joules))
-    if np.isinf(joules).all():
+    if every(np.isinf(joules)):
         return found
     for phase in phases:
         rows = np.flatnonzero(np.isinf(found) & (phase.joules > joules))
