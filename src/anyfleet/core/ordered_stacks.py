@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyfleet.arrays import Floats, Ints, alike, distinct
+from anyfleet.arrays import Floats, Ints, alike, distinct, every
 from anyfleet.core.messages import Params
 from anyfleet.core.stacks import (
     Stack,
@@ -50,6 +50,7 @@ class WholeModel(NamedTuple):
 
     names: tuple[str, ...]
     shapes: dict[str, tuple[int, ...]]
+    sizes: list[int]  # entries of each of them
     spans: dict[str, slice]  # where each of them lies
     entries: int
 
@@ -59,16 +60,18 @@ class WholeModel(NamedTuple):
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """Return all tensors by name, views of all of them."""
-        return {name: self.part(flat, name) for name in self.names}
+        parts = zip(self.shapes.items(), flat.split_with_sizes(self.sizes), strict=True)
+        return {name: part.view(shape) for (name, shape), part in parts}
 
 
 @lru_cache(maxsize=64)
 def whole_model(names: tuple[str, ...], blueprint: Blueprint) -> WholeModel:
     """Return where the tensors of these names lie, side by side."""
     shapes = {name: blueprint.shape(base(name)) for name in names}
-    ends = [0, *accumulate(map(prod, shapes.values()))]
+    sizes = [*map(prod, shapes.values())]
+    ends = [0, *accumulate(sizes)]
     spans = dict(zip(names, map(slice, ends, ends[1:]), strict=True))
-    return WholeModel(names, shapes, spans, ends[-1])
+    return WholeModel(names, shapes, sizes, spans, ends[-1])
 
 
 @lru_cache(maxsize=32)
@@ -199,7 +202,7 @@ class OrderedStack:
 
     def _scaled(self, found: Tensor) -> Tensor:
         """Return the rows of a tensor times their factors."""
-        if (self.factors == 1).all():
+        if every(self.factors == 1):
             return found
         factors = torch.from_numpy(self.factors).to(found.device, non_blocking=True)
         scaled = torch.empty_like(found)
@@ -524,6 +527,10 @@ def weighted_sum(parts: Sequence[Tensor], weights: Tensor, out: Tensor | None = 
     sizes, entries = [len(part) for part in parts], parts[0].shape[1]
     found = weights.new_empty(entries) if out is None else out
     width = max(1, min(block_numbers(weights) // len(weights), entries))
+    if width >= entries and len(parts) == 1:
+        every_product = weights.new_empty(len(weights), entries)
+        torch.mul(parts[0], weights[:, None], out=every_product)
+        return torch.sum(every_product, dim=0, out=found)
     products = weights.new_empty(len(weights) * width)
     own = weights[:, None].split_with_sizes(sizes)
     for start in range(0, entries, width):

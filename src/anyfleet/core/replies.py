@@ -122,7 +122,7 @@ class IncomingReplies:
                 stack = replace(stack, trees={"delta": delta})
             index[rows] = len(stacks)
             stacks.append(stack)
-        return replace(replies, stack_index=index, place=place, stacks=tuple(stacks))
+        return replies.having(stack_index=index, place=place, stacks=tuple(stacks))
 
 
 def _cuts(

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from anyfleet.arrays import Ints
+from anyfleet.arrays import Ints, every
 from anyfleet.core.check_in import Choices
 from anyfleet.core.messages import (
     EVERYTHING,
@@ -172,9 +172,9 @@ def hyperparameters(found: Any, caller: Caller, count: int) -> Hyperparameters:
         if values.shape != (count,) or values.dtype.kind not in kinds:
             array = f"an array of {values.dtype} and shape {list(values.shape)}"
             caller.refuse(f"{array} for hyperparameters.{name}", expected)
-        bad = values[~fits(values)]
-        if len(bad):
-            caller.refuse(f"{_listed(bad)} for hyperparameters.{name}", expected)
+        good = fits(values)
+        if not every(good):
+            caller.refuse(f"{_listed(values[~good])} for hyperparameters.{name}", expected)
     return found
 
 
@@ -194,7 +194,8 @@ def planned(found: Any, caller: Caller, before: Plans, blueprint: Blueprint) -> 
         length = f" of {len(declined)}" if isinstance(declined, tuple | list) else ""
         came = f"a {type(declined).__name__}{length} for declined"
         caller.refuse(came, f"a tuple of {count}, one entry for each device")
-    hyperparameters(found.hyperparameters, caller, count)
+    if found.hyperparameters is not before.hyperparameters:  # those have been checked
+        hyperparameters(found.hyperparameters, caller, count)
     if not all(issubclass(kind, str) for kind in set(map(type, declined))):
         caller.refuse("declined without a text", 'the reason of each, or ""')
     for name in ("sub_model_sizes", "menus"):
@@ -330,7 +331,7 @@ def compressed(found: Any, caller: Caller, tree: Params) -> Compressed:
 
 def countable(bits: NDArray[Any], caller: Caller) -> None:
     """Check the bits of compressed trees: numbers that can be counted."""
-    if not bool(((bits >= 0) & (bits < math.inf)).all()):
+    if not every((bits >= 0) & (bits < math.inf)):
         caller.refuse("bits that are negative or not finite", "bits that can be counted")
 
 

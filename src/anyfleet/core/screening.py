@@ -8,7 +8,7 @@ check withstands.
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from itertools import islice
 from numbers import Real
@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from anyfleet.arrays import Flags, Floats, Ints, alike, among, distinct
+from anyfleet.arrays import Flags, Floats, Ints, alike, among, distinct, every
 from anyfleet.core.limits import Limits
 from anyfleet.core.messages import OF_TRAINING, Conditions, Kind, Params
 from anyfleet.core.method import Job
@@ -162,7 +162,7 @@ class Screen:
         fits = (numbers >= least) & (numbers <= LARGEST)
         if name not in _ALWAYS:
             fits |= np.isnan(numbers)
-        for where in _rows(~np.all(fits, axis=1)):
+        for where in [] if every(fits) else _rows(~np.all(fits, axis=1)):
             number, row = numbers[where, fits[where].argmin()], int(rows[where])
             if not math.isfinite(number):
                 found.refuse(row, f"not finite: {name}")
@@ -312,9 +312,9 @@ def _length(value: Tensor) -> float:
 def believable(reported: Conditions) -> Conditions:
     """Return the conditions with NaN for every loss that no device can have."""
     believed = np.abs(reported.loss) <= LARGEST
-    if (believed | np.isnan(reported.loss)).all():
+    if every(believed | np.isnan(reported.loss)):
         return reported
-    return replace(reported, loss=np.where(believed, reported.loss, np.nan))
+    return reported.having(loss=np.where(believed, reported.loss, np.nan))
 
 
 # --- the updates of a round beside those before -----------------------------------------------
@@ -365,7 +365,7 @@ class UpdateSizes:
         if math.isinf(growth):
             most = math.inf
         found = _compared(self, device, sizes, growth, most)
-        if not found.above.all() or len(np.unique(device)) < SETTLED:
+        if not every(found.above) or len(np.unique(device)) < SETTLED:
             return found
         anew = _compared(UpdateSizes.none(), device, sizes, growth, most)
         return anew if growth * anew.median <= most else anew._replace(**_absurd(sizes, most))
@@ -377,7 +377,7 @@ class UpdateSizes:
         first = self.first
         if len(first) < EARLY:
             # All that are new in this round, so that the numbers of devices do not matter.
-            first = np.concatenate([first, own[~np.isin(senders, self.device)]])[:REMEMBERED]
+            first = np.concatenate([first, own[~among(senders, np.sort(self.device))]])[:REMEMBERED]
         return UpdateSizes(
             np.concatenate([self.device[others], senders])[-REMEMBERED:],
             np.concatenate([self.last[others], own])[-REMEMBERED:],

@@ -6,7 +6,7 @@ that replies can be picked and joined without touching a tensor.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Real
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from anyfleet.arrays import Arrays, Flags, Floats, Ints, alike, listed
+from anyfleet.arrays import Arrays, Flags, Floats, Ints, alike, every, listed
 from anyfleet.core.layout import Symbols
 from anyfleet.core.messages import Params, Report, Trees, measured
 
@@ -224,7 +224,7 @@ class Replies(Arrays):
         for rows in alike(self.stack_index):
             index[rows], place[rows] = len(stacks), np.arange(len(rows))
             stacks.append(self.stacks[int(self.stack_index[rows[0]])].take(self.place[rows]))
-        return replace(self, stacks=tuple(stacks), stack_index=index, place=place)
+        return self.having(stacks=tuple(stacks), stack_index=index, place=place)
 
 
 def gathered(
@@ -232,11 +232,11 @@ def gathered(
 ) -> NDArray[Any]:
     """Return what the column of each row's stack has at its place; columns may be empty."""
     counts = np.array([*map(len, columns), 0])  # the last one stands for the number -1
-    at = (counts.cumsum() - counts)[stack_index] + place
     there = counts[stack_index] > 0
-    if columns and there.all():
-        every: NDArray[Any] = np.concatenate(columns)[at]
-        return every
+    at = place if len(columns) == 1 else (counts.cumsum() - counts)[stack_index] + place
+    if columns and every(there):
+        whole: NDArray[Any] = columns[0] if len(columns) == 1 else np.concatenate(columns)
+        return whole[at]
     found = np.full(len(there), missing)
     if there.any():
         found[there] = np.concatenate(columns)[at[there]]
@@ -279,8 +279,9 @@ def row_lengths(rows: Tensor) -> Tensor:
     pieces = torch.linalg.vector_norm(near, dim=2)
     found = _length(torch.cat([pieces, rows[:, whole:]], dim=1))
     # Squares of very large and of very small numbers have no place in single precision.
-    sure = (found > _SMALL) & found.isfinite()
-    return found if bool(sure.all()) else torch.where(sure, found, _length(rows))
+    numbers = found.numpy()
+    sure = (numbers > _SMALL) & (numbers < np.inf)
+    return found if every(sure) else torch.where(torch.from_numpy(sure), found, _length(rows))
 
 
 def _length(rows: Tensor) -> Tensor:

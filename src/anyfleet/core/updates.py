@@ -229,7 +229,7 @@ class Updates(Arrays):
 
     def scaled(self, factors: Floats) -> "Updates":
         """Return the same updates, each multiplied by its factor."""
-        return replace(self, _factor=self._factor * factors)
+        return self.having(_factor=self._factor * factors)
 
     def only_sent(self) -> "Updates":
         """Return the updates as if devices had trained only what their codecs sent.
@@ -240,7 +240,7 @@ class Updates(Arrays):
             replace(stack, masks={**stack.masks, **_both(stack.masks, stack.kept)})
             for stack in self._stacks
         ]
-        return replace(self, _stacks=tuple(stacks))
+        return self.having(_stacks=tuple(stacks))
 
     @cached_property
     def _ordered(self) -> tuple[OrderedStack, ...]:
@@ -274,7 +274,7 @@ class Updates(Arrays):
         Zero where nobody did. Weights need not sum to 1. It is the overlap mean of specification
         §0.2, written as a change of the model.
         """
-        if not weights.all():
+        if np.count_nonzero(weights) != len(weights):
             # What does not count may be anything, even not a number.
             counted = np.flatnonzero(weights)
             return self.take(counted).mean(weights[counted])
