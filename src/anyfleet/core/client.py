@@ -163,7 +163,7 @@ def _parts(cohort: Cohort, rows: Sequence[Ints]) -> list[Cohort]:
 def _fetched(orders: Cohort, states: DeviceStates) -> Replies:
     """Return the results that devices hold, or the news that there is none."""
     there, held = states.held(orders)
-    found = replace(held, order=orders.id[there])
+    found = held.having(order=orders.id[there])
     if there.all():
         return found
     absent = orders.take(~there)
@@ -512,7 +512,7 @@ def collect(
     kept = tuple(each.kept for each in launched)
     if any(each.own or each.purpose for each in kept):
         index, place = replies.stack_index, replies.place
-        remembered = replace(remembered, stacks=kept, stack_index=index, place=place)
+        remembered = remembered.having(stacks=kept, stack_index=index, place=place)
     return Finished(replies, remembered)
 
 

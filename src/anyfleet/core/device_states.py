@@ -112,6 +112,12 @@ class Remembered(Arrays):
             held=() if held is None else (held,),
         )
 
+    @property
+    def nothing(self) -> bool:
+        """Whether all devices keep what they had before."""
+        same = not (self.stacks or self.held or self.fetched.any())
+        return same and self.chooser.count(None) == len(self.chooser)
+
 
 @dataclass(frozen=True, eq=False)
 class SavedStates:

@@ -248,13 +248,10 @@ def _misfit_of_orders(orders: UnderWay, fleet: SimulatedState, task: objectives.
         for cohort in (each.sent, each.received):
             if not _within(mine.row, len(cohort)) or (cohort.id[mine.row] != mine.id).any():
                 return "one of its orders is another one"
-    done = orders.carried_out & orders.events.training
     told = (orders.reason, REASONS), (orders.detail, orders.details)
     replies = orders.replies.take(orders.carried_out)
-    if (
-        not all(_within(index[index >= 0], len(texts)) for index, texts in told)
-        or not _within(replies.stack_index, len(replies.stacks))
-        or not set(orders.id[done].tolist()) <= _remembered(fleet)
+    if not all(_within(index[index >= 0], len(texts)) for index, texts in told) or not _within(
+        replies.stack_index, len(replies.stacks)
     ):
         return "one of its orders ends with nothing"
     for phases in (orders.download, orders.compute, orders.upload):
@@ -277,8 +274,3 @@ def _misfit_of_orders(orders: UnderWay, fleet: SimulatedState, task: objectives.
 
 def _within(numbers: Ints, count: int) -> bool:
     return bool(((numbers >= 0) & (numbers < count)).all())
-
-
-def _remembered(fleet: SimulatedState) -> set[int]:
-    """Return the orders of which devices will keep something."""
-    return set() if fleet.remembered is None else set(fleet.remembered.order.tolist())

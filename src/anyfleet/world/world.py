@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -179,13 +179,13 @@ class World:
         self, devices: Ints, when: When, true: Conditions, own: RuntimeConditions
     ) -> Conditions:
         """Return what devices report at check-in whose conditions are or were, then, the `true`."""
-        reported = replace(true, battery=own.battery, loss=own.loss)
+        reported = true.having(battery=own.battery, loss=own.loss)
         if not self.reports.noise:
             return reported
         keys = rng.fold(self._keys("noise", devices), when.round_index)
         errors = np.exp(self.reports.noise * rng.normal(keys, len(_NOISY)).numpy())
         noisy = {n: getattr(reported, n) * errors[:, i] for i, n in enumerate(_NOISY)}
-        return replace(reported, **noisy)
+        return reported.having(**noisy)
 
     def values(self, name: str, devices: Ints, when: Time) -> Floats:
         """Return the values of one field of the fleet for these devices."""

@@ -4,7 +4,7 @@ All orders of a cohort are followed together, each from a moment of its own.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -110,7 +110,7 @@ class Phases(Arrays):
         if self.changes.sum() == len(self.points):
             return self
         first = np.cumsum(self.changes) - self.changes
-        return replace(self, first=first, points=self.points[self._places()[1]])
+        return self.having(first=first, points=self.points[self._places()[1]])
 
 
 Cost = Callable[[Ints, Moments], SteadyCost]  # of these rows at their moments

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from anyfleet.arrays import Arrays, Flags, Floats, Ints, alike, join
+from anyfleet.arrays import Arrays, Flags, Floats, Ints, alike, distinct, join
 from anyfleet.core.check_in import OrderChoices
 from anyfleet.core.choosing import decide
 from anyfleet.core.device_state import DeviceState
@@ -40,6 +40,12 @@ class _Asked(Arrays):
     active: Ints
     conditions: Conditions
     when: When
+
+
+def _alike(cohort: Cohort) -> Hashable:
+    """Return what is equal for cohorts whose orders can be carried out together."""
+    drawn = cohort.cohort_key if draws_together(cohort.job.trainer) else None
+    return cohort.kind, cohort.job, drawn
 
 
 class Simulated:
@@ -138,7 +144,7 @@ class Simulated:
     def _true_conditions(self, devices: Ints, active: Ints) -> Conditions:
         """Return the true conditions of devices while `active` devices use their bands."""
         own = self._conditions_at(devices, self._when(), active)
-        return replace(own, battery=self._batteries.charge(devices, self.now()))
+        return own.having(battery=self._batteries.charge(devices, self.now()))
 
     def _conditions_at(self, devices: Ints, when: When, active: Ints) -> Conditions:
         """Return conditions as the world has them; those that were asked for last are known."""
@@ -198,7 +204,7 @@ class Simulated:
         events = begun.events
         times = np.where(events.training, events.trained, events.ends)
         self._clock, sequence = self._clock.scheduled(times)
-        return replace(begun, events=replace(events, sequence=sequence))
+        return begun.having(events=events.having(sequence=sequence))
 
     # -- replies and failures
 
@@ -334,8 +340,8 @@ class Simulated:
         training, sequence = events.training.copy(), events.sequence.copy()
         training[rows] = False
         self._clock, sequence[rows] = self._clock.scheduled(events.ends[rows])
-        events = replace(events, training=training, sequence=sequence)
-        return replace(orders, events=events, uploading=uploading)
+        events = events.having(training=training, sequence=sequence)
+        return orders.having(events=events, uploading=uploading)
 
     def _uploaded(self, orders: UnderWay, due: Flags) -> UnderWay:
         """Return the orders with the uploads of those whose training may end, in this round."""
@@ -352,15 +358,13 @@ class Simulated:
 
     def _execute(self, orders: UnderWay, waiting: Ints) -> UnderWay:
         """Return the orders after the engine carried out some, those of one job together."""
-        groups: dict[Hashable, list[int]] = {}
-        for number in np.unique(orders.cohort[waiting]).tolist():
-            cohort = orders.cohorts[number].sent
-            drawn = cohort.cohort_key if draws_together(cohort.job, cohort.cohort_key) else None
-            groups.setdefault((cohort.kind, cohort.job, drawn), []).append(number)
-        for numbers in groups.values():
-            rows = waiting[np.isin(orders.cohort[waiting], numbers)]
-            done = self._carry_out(orders.take(rows))
-            orders = orders.put_columns(rows, done, *_OF_RESULTS)
+        cohort = orders.cohort[waiting]
+        numbers = np.bincount(cohort).nonzero()[0].tolist()
+        sent = [orders.cohorts[number].sent for number in numbers]
+        _, group = distinct([_alike(each) for each in sent] if len(sent) > 1 else sent)
+        for rows in alike(group[np.searchsorted(numbers, cohort)]):
+            done = self._carry_out(orders.take(waiting[rows]))
+            orders = orders.put_columns(waiting[rows], done, *_OF_RESULTS)
         return orders
 
     def _carry_out(self, orders: UnderWay) -> UnderWay:
@@ -374,8 +378,9 @@ class Simulated:
         order = np.concatenate(groups)
         given = Assignment(join(received), join(sent), orders.transfer.width_up[order])
         done = self._executor.execute(given, self._states)
-        kept = [each for each in (self._remembered, done.remembered) if each is not None]
-        self._remembered = join(kept)
+        if not done.remembered.nothing:
+            kept = [each for each in (self._remembered, done.remembered) if each is not None]
+            self._remembered = join(kept)
         refused = {
             **{row: f"refused: {why}" for row, why in done.refused_by_server.items()},
             **{row: f"refused by the device: {why}" for row, why in done.refused_by_device.items()},
@@ -384,8 +389,7 @@ class Simulated:
         did_nothing[list(done.refused_by_device)] = True
         detail[list(refused)] = len(orders.details) + np.arange(len(refused))
         back = np.argsort(order)
-        return replace(
-            orders,
+        return orders.having(
             carried_out=np.ones(len(orders), dtype=bool),
             replies=done.replies if len(groups) == 1 else done.replies.take(back),
             did_nothing=did_nothing[back],

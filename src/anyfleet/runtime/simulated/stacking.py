@@ -12,7 +12,6 @@ import torch
 
 from anyfleet.arrays import Ints, alike, distinct
 from anyfleet.core.local_training import samples_processed, sizes_of
-from anyfleet.core.method import Job
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
 from anyfleet.core.slots import Train
@@ -29,9 +28,10 @@ _MEMORY = 1 << 30  # bytes of the host's memory
 _SHARE = 0.4  # of an accelerator's memory
 
 
-def draws_together(job: Job, cohort_key: int) -> bool:
-    """Return whether the trainer draws once for a whole cohort, so that cohorts stay apart."""
-    return job.trainer.shared_draws(1, torch.tensor(cohort_key)) != (None,)
+@lru_cache(maxsize=256)
+def draws_together(trainer: Train) -> bool:
+    """Return whether a trainer draws once for a whole cohort, so that cohorts stay apart."""
+    return trainer.shared_draws(1, torch.tensor(0)) != (None,)
 
 
 def stacks(
@@ -63,7 +63,9 @@ def shapes(orders: Cohort, task: Task) -> list[Ints]:
     # Where columns begin depends on the slice and on the planned width.
     cut = orders.column_width < 1
     # What a trainer draws for a whole cohort may depend on the planned width.
-    drawn = draws_together(orders.job, orders.cohort_key)
+    drawn = draws_together(orders.job.trainer)
+    if not (drawn or np.count_nonzero(cut)):
+        return alike(shape[orders.slice_index])
     return alike(
         shape[orders.slice_index],
         orders.column_width,

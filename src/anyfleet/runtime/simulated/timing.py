@@ -3,7 +3,6 @@
 How an order ends early is known with them: the earliest failure counts.
 """
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -165,12 +164,11 @@ def with_uploads(orders: UnderWay, round_index: int, world: World) -> UnderWay:
     # A failure counts its seconds from the start of the order; of such an order, the download.
     download = orders.download.seconds
     failed_after = np.where(orders.did_nothing, download, download + orders.compute.seconds + after)
-    return replace(
-        orders,
+    return orders.having(
         bits_up=bits,
         upload=upload,
         upload_round=start.round_index,
-        events=replace(orders.events, ends=ends),
+        events=orders.events.having(ends=ends),
         failed_after=failed_after,
         reason=np.where(orders.did_nothing, REFUSED, reason),
     )
@@ -232,7 +230,7 @@ def _compute(
             columns = {name: getattr(mine, name).copy() for name in found}
             for name, values in found.items():
                 columns[name][changed] = values
-            mine = replace(mine, **columns)
+            mine = mine.having(**columns)
         return SteadyCost(*effort.take(rows).spent(mine, frequency[rows]))
 
     # After a download that never ends, computing never begins: any finite start will do.

@@ -1,6 +1,6 @@
 """Orders under way as one table, and the state of a simulated fleet between two events."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -71,7 +71,7 @@ class UnderWay(Arrays):
         if len(rows) == len(self):
             return other
         changed = {name: _put(getattr(self, name), rows, getattr(other, name)) for name in names}
-        return replace(self, **changed)
+        return self.having(**changed)
 
     def why(self) -> tuple[str, ...]:
         """Return why each order fails; "" where it does not."""
