@@ -78,7 +78,7 @@ class during:  # noqa: N801 - reads as a word: with during("select", part): ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        if not isinstance(error, Exception):
+        if error is None or not isinstance(error, Exception):
             return  # Ctrl-C and the end of a generator are nobody's fault
         what = self._what or (f"{self._slot}={quoted(self._part)}" if self._slot else "")
         when = self._when if self._round is None else f"in round {ordinal(self._round)}"

@@ -65,7 +65,7 @@ def plan_cohort(
     count = len(devices)
     plans = _plans(devices, method, view, state)
     if state.held is None:
-        cuts, keys = _extracted(plans, method, view, state), _keys(devices, state)
+        cuts, keys = _extracted(plans, method, view, state), _keys("order", devices, state)
     else:
         held = state.held
         none = np.full(count, -1)
@@ -90,7 +90,7 @@ def plan_cohort(
         held_order=fetched if len(fetched) else np.full(count, -1),
         kind=request.kind,
         round_index=view.round_index,
-        cohort_key=int(rng.fold(rng.root(state.seed, "cohort"), view.round_index)),
+        cohort_key=int(rng.root(state.seed, "cohort", view.round_index)),
         job=method.job(),
         slices=cuts.slices,
         menus=cuts.menus,
@@ -100,8 +100,9 @@ def plan_cohort(
         return PlannedCohort(orders, (), orders.take([]), ())
     planned, full = _fitting(PlannedCohort(orders, cuts.planned, orders.take([]), ()), view)
     # A planner declines training; a device can always be asked something that it can hold.
-    skipped = plans.declined if orders.kind in TRAINING and any(plans.declined) else full
-    return _apart(planned, [a or b for a, b in zip(skipped, full, strict=True)])
+    if orders.kind not in TRAINING or not any(plans.declined):
+        return _apart(planned, full)
+    return _apart(planned, [a or b for a, b in zip(plans.declined, full, strict=True)])
 
 
 def _apart(planned: PlannedCohort, reasons: Sequence[str]) -> PlannedCohort:
@@ -146,8 +147,8 @@ def _fitting(planned: PlannedCohort, view: View) -> tuple[PlannedCohort, Sequenc
     slices, number = distinct([*orders.slices, *(cut[0] for cut in cuts)])
     menu_index, slice_index = np.full(len(orders), -1), number[orders.slice_index]
     menu_index[rows], slice_index[rows] = index, number[len(orders.slices) + index]
-    orders = replace(
-        orders, menus=tuple(cuts), menu_index=menu_index, slices=slices, slice_index=slice_index
+    orders = orders.having(
+        menus=tuple(cuts), menu_index=menu_index, slices=slices, slice_index=slice_index
     )
     return replace(planned, orders=orders, menus=tuple(menus)), reasons
 
@@ -201,8 +202,7 @@ def apply_choices(planned: PlannedCohort, choices: Choices) -> PlannedCohort:
     reasons = choices.declined if orders.kind in TRAINING else ("",) * len(orders)
     if any(reasons):
         choice[[bool(reason) for reason in reasons]] = -1
-    orders = replace(
-        orders,
+    orders = orders.having(
         slices=slices,
         slice_index=slice_index,
         width=width,
@@ -223,7 +223,7 @@ def load_models(
     """Return the orders with what travels down; devices with equal slices get one tree."""
     if orders.kind == Kind.FETCH:
         asked = np.array([fetch_bits(slice_, task.blueprint) for slice_ in orders.slices])
-        return replace(orders, bits=asked[orders.slice_index])
+        return orders.having(bits=asked[orders.slice_index])
     # Columns depend on the width as it was planned; without columns nothing does.
     column = orders.column_width
     first, index = grouped(orders.slice_index, column, np.where(column < 1, orders.width, 1.0))
@@ -231,7 +231,7 @@ def load_models(
     downloads = _downloads(orders, first.tolist(), method=method, task=task, **models)
     menus = np.array([*(menu_bits(menu, task.blueprint) for menu in orders.menus), 0.0])
     sizes = np.array([each.bits for each in downloads])[index] + menus[orders.menu_index]
-    return replace(orders, downloads=downloads, download_index=index, bits=sizes)
+    return orders.having(downloads=downloads, download_index=index, bits=sizes)
 
 
 def branch(
@@ -251,12 +251,12 @@ def branch(
                 tree[mine] = tree[name]
 
 
-def _keys(devices: Ints, state: PlanningState) -> Tensor:
-    """Return the keys of the orders.
+def _keys(purpose: str, devices: Ints, state: PlanningState) -> Tensor:
+    """Return a key of each device, for one purpose.
 
     They are addressed by device and visit: the same whatever the order of events.
     """
-    key = rng.fold(rng.root(state.seed, "order"), torch.from_numpy(devices))
+    key = rng.fold(rng.root(state.seed, purpose), torch.from_numpy(devices))
     return rng.fold(key, torch.from_numpy(state.visits[devices]))
 
 
@@ -267,7 +267,7 @@ def _plans(devices: Ints, method: Method, view: View, state: PlanningState) -> P
         given = method.train.hyperparameters(view.round_index, view.devices.samples[devices])
     given = hyperparameters(given, Caller("train", method.train, view.round_index), count)
     plans = Plans.whole_model(devices, given)
-    key = rng.fold(rng.root(state.seed, "plan"), view.round_index)
+    key = rng.root(state.seed, "plan", view.round_index)
     with during("plan", method.plan):
         found = method.plan(plans, view, state.states["plan"], key)
     caller = Caller("plan", method.plan, view.round_index)
@@ -291,13 +291,12 @@ def _extracted(plans: Plans, method: Method, view: View, state: PlanningState) -
     A device that chooses is planned for with the first entry until it has chosen.
     """
     extract, own = method.extract, state.states["extract"]
-    root, caller = rng.root(state.seed, "extract"), Caller("extract", extract, view.round_index)
+    caller = Caller("extract", extract, view.round_index)
     if extract.personal:
         # By visit: a device may be asked twice within a round of an asynchronous run.
-        visits = torch.from_numpy(state.visits[plans.device])
-        keys = rng.fold(rng.fold(root, torch.from_numpy(plans.device)), visits)
+        keys = _keys("extract", plans.device, state)
     else:
-        keys = rng.fold(root, view.round_index).expand(len(plans))
+        keys = rng.root(state.seed, "extract", view.round_index).expand(len(plans))
     known: dict[tuple[SubModelSize, int | None], Slice] = {}
 
     def cut(size: SubModelSize, row: int) -> Slice:

@@ -219,7 +219,7 @@ class Server:
             return np.asarray(request.devices)
         if request.devices is not None:
             return returned.cohort(request.devices, self._caller("schedule"), self.view())
-        key = rng.fold(rng.root(self.seed, "select"), self.round_index)
+        key = rng.root(self.seed, "select", self.round_index)
         # Several draws within a round (asynchronous) differ by what was issued before.
         begun = (self.under_way.round_index == self.round_index).any() or len(self.replied)
         key = rng.fold(key, self.issued) if begun else key
@@ -417,7 +417,7 @@ class Server:
         self.runtime.begin_round(self.round_index)
         # What is kept for long holds on to nothing else.
         if len(later):
-            later = replace(later.pruned(), replies=later.replies.compact())
+            later = later.pruned().having(replies=later.replies.compact())
         self.replied, self.under_way = later, self.under_way.pruned()
         if len(self.holding):
             # A schedule can only fetch what it sees: of the others nobody will ask again.
@@ -602,7 +602,7 @@ def _with_own(method: Method, name: str) -> dict[str, Policy]:
 
 
 def _key(seed: int, purpose: str, round_index: int, issued: int) -> Tensor:
-    return rng.fold(rng.fold(rng.root(seed, purpose), round_index), issued)
+    return rng.root(seed, purpose, round_index, issued)
 
 
 def _surveys(replied: RepliedOrders) -> tuple[Reply, ...]:
