@@ -90,7 +90,7 @@ class MessageLayout:
         Names that are absent stay absent.
         """
         return {
-            name: _in_order(tree[name].reshape(len(tree[name]), tensor.entries), tensor)
+            name: _in_order(tree[name].reshape(tree[name].shape[0], tensor.entries), tensor)
             for name, tensor in self.tensors.items()
             if name in tree
         }
@@ -124,7 +124,7 @@ def _in_order(rows: Tensor, tensor: TensorLayout) -> Tensor:
 def _shaped(rows: Tensor, tensor: TensorLayout) -> Tensor:
     if tensor.positions is not None:
         rows = torch.empty_like(rows).index_copy_(1, _positions(tensor, rows.device), rows)
-    return rows.reshape(len(rows), *tensor.shape)
+    return rows.reshape(rows.shape[0], *tensor.shape)
 
 
 @lru_cache(maxsize=256)

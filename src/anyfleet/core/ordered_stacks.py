@@ -378,8 +378,8 @@ def ordered_stacks(
     """
     stack_index, places, slice_index = rows
     if len(stacks) == len(slices) == 1 and len(places):
-        every, runs = np.arange(len(places)), _runs(stack_index, places, stacks)
-        return (OrderedStack(every, tuple(slices), runs, factors, blueprint),)
+        whole, runs = np.arange(len(places)), _runs(stack_index, places, stacks)
+        return (OrderedStack(whole, tuple(slices), runs, factors, blueprint),)
     used, kinds = np.bincount(stack_index).nonzero()[0], np.zeros(len(stacks), dtype=np.int64)
     kinds[used] = distinct([_kind(stacks[number]) for number in used.tolist()])[1]
     kinds = kinds[stack_index]
@@ -524,18 +524,18 @@ def weighted_sum(parts: Sequence[Tensor], weights: Tensor, out: Tensor | None = 
     row by row whatever the layout of the values, and no matrix product is used: the sum has the
     same bits for the same numbers.
     """
-    sizes, entries = [len(part) for part in parts], parts[0].shape[1]
+    (count,), entries = weights.shape, parts[0].shape[1]
     found = weights.new_empty(entries) if out is None else out
-    width = max(1, min(block_numbers(weights) // len(weights), entries))
+    width = max(1, min(block_numbers(weights) // count, entries))
     if width >= entries and len(parts) == 1:
-        every_product = weights.new_empty(len(weights), entries)
-        torch.mul(parts[0], weights[:, None], out=every_product)
-        return torch.sum(every_product, dim=0, out=found)
-    products = weights.new_empty(len(weights) * width)
+        together = weights.new_empty(count, entries)
+        torch.mul(parts[0], weights[:, None], out=together)
+        return torch.sum(together, dim=0, out=found)
+    products, sizes = weights.new_empty(count * width), [len(part) for part in parts]
     own = weights[:, None].split_with_sizes(sizes)
     for start in range(0, entries, width):
         end = min(start + width, entries)
-        block = products[: len(weights) * (end - start)].view(len(weights), -1)
+        block = products[: count * (end - start)].view(count, -1)
         for part, weight, rows in zip(parts, own, block.split_with_sizes(sizes), strict=True):
             torch.mul(part[:, start:end], weight, out=rows)
         torch.sum(block, dim=0, out=found[start:end])

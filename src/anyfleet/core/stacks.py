@@ -275,7 +275,7 @@ def row_lengths(rows: Tensor) -> Tensor:
     if not rows.is_cpu or rows.dtype != torch.float32 or rows.shape[1] < 2 * _NEIGHBOURS:
         return _length(rows)
     whole = rows.shape[1] // _NEIGHBOURS * _NEIGHBOURS
-    near = rows[:, :whole].reshape(len(rows), -1, _NEIGHBOURS)
+    near = rows[:, :whole].reshape(rows.shape[0], -1, _NEIGHBOURS)
     pieces = torch.linalg.vector_norm(near, dim=2)
     found = _length(torch.cat([pieces, rows[:, whole:]], dim=1))
     # Squares of very large and of very small numbers have no place in single precision.
