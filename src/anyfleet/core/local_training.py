@@ -175,9 +175,11 @@ def train_with(
     state = lift(partial(trainer.start, context))(begun)
     drawn = zip(places.unbind(-2), valid.unbind(-2), keys.unbind(-1), strict=True)
     alone = _counts(context, valid)
+    # A CUDA graph has places of its own for what its steps read and leave.
+    writing = _advanced if valid.device.type == "cpu" and lift_step is None else _stepped
     for i, batch in enumerate(map(_Drawn._make, drawn)):
         # The guard holds the old state beside the new one: a device alone never needs it.
-        step = _stepped if i < bounds.shared_steps else _guarded
+        step = _guarded if i >= bounds.shared_steps else writing if i else _stepped
         rows, *drawn_with = batch.only(alone[i]) if alone else batch
         # Outside the map: samples of all devices are copied once, and only those of this step.
         samples, targets = _taken(x, rows), _taken(y, rows)
@@ -261,6 +263,22 @@ def _schedule(key: Tensor, valid: Tensor, batch: Tensor, bounds: Extent) -> _Dra
 def _augmented(task: Task, x: Tensor, key: Tensor) -> Tensor:
     """Return the samples of a local step as its key varies them."""
     return augmented(task, x, rng.fold(key, "augment"))
+
+
+def _advanced(
+    trainer: Train,
+    context: TrainingContext,
+    i: int,
+    substep: Any,
+    state: TrainingState,
+    x: Tensor,
+    y: Tensor,
+    valid: Tensor,
+    key: Tensor,
+    hyperparameters: Mapping[str, Tensor],
+) -> TrainingState:
+    """Return the state after a substep, which may be written over the given one."""
+    return trainer.advance(context, state, Minibatch(x, y, valid, key, i), hyperparameters, substep)
 
 
 def _stepped(

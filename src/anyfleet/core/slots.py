@@ -452,6 +452,21 @@ class Train(Slot):
         """
         return self.step(context, state, batch, hyperparameters, substep)
 
+    def advance(
+        self,
+        context: TrainingContext,
+        state: TrainingState,
+        batch: Minibatch,
+        hyperparameters: Mapping[str, Tensor],
+        substep: Any,
+    ) -> TrainingState:
+        """Return what `substep` does, where nobody needs the given state any more.
+
+        Only what an earlier substep of the same training made may be written over: it is called in
+        no first local step. By default nothing is.
+        """
+        return self.substep(context, state, batch, hyperparameters, substep)
+
     def misfit(self, task: Task) -> str:
         """Return why this task cannot be trained like this and what to do, or ""."""
         return ""

@@ -1,5 +1,6 @@
 """Plain local training, against torch modules trained the ordinary way."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -13,12 +14,12 @@ from anyfleet import rng
 from anyfleet.core import local_training as local_training
 from anyfleet.core.local_training import Extent, Inputs, as_tensors, extent, lifted
 from anyfleet.core.messages import Params
-from anyfleet.core.slots import Minibatch, TrainingContext, TrainingStart
+from anyfleet.core.slots import Minibatch, TrainingContext, TrainingStart, TrainingState
 from anyfleet.elastic import Priced, Slice, cost, cut, trace
 from anyfleet.methods import fedavg
 from anyfleet.parts.norm import BatchStatistics, Tracked
 from anyfleet.parts.train import AdamW, Decaying, Gradient, Sgd
-from anyfleet.parts.train.gradient import differentiated, row_masks, scaled
+from anyfleet.parts.train.gradient import MinibatchGradient, differentiated, row_masks, scaled
 from anyfleet.tasks import Data, Split, Task
 from tests.helpers import small
 
@@ -85,6 +86,32 @@ def test_training_equals_a_torch_loop(trainer: Gradient) -> None:
     ours, theirs = trained(task, trainer), by_hand(task, trainer)
     assert small.distance(theirs, ours) < 1e-12
     assert small.distance(task.params, ours) > 1e-3
+
+
+class Looks(Gradient):
+    """A trainer that looks back at the state before its step."""
+
+    def descend(
+        self,
+        context: TrainingContext,
+        state: TrainingState,
+        found: MinibatchGradient,
+        batch: Minibatch,
+        hyperparameters: Mapping[str, Tensor],
+    ) -> TrainingState:
+        before = {name: value.clone() for name, value in state["params"].items()}
+        new = super().descend(context, state, found, batch, hyperparameters)
+        assert all(torch.equal(state["params"][name], value) for name, value in before.items())
+        return new
+
+
+@pytest.mark.parametrize("trainer", [Gradient(batch_size=8), Looks(batch_size=8)])
+def test_only_what_training_made_is_written_over(trainer: Gradient) -> None:
+    task = small.task(dropout=0.0, dtype=torch.float64)
+    before = {name: value.clone() for name, value in task.params.items()}
+    first, second = trained(task, trainer), trained(task, trainer)
+    assert all(torch.equal(task.params[name], value) for name, value in before.items())
+    assert all(torch.equal(second[name], value) for name, value in first.items())
 
 
 def test_1_2_fedprox_example() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 
 from anyfleet.parts.train import AdamW, Decaying, Inverse, Sgd
 from anyfleet.parts.train.optimisers import Optimiser, clipped
@@ -48,6 +49,32 @@ def test_five_steps_agree_with_torch(ours: Optimiser, theirs: Theirs) -> None:
         optimiser.step()
     for name, parameter in modules.items():
         torch.testing.assert_close(params[name], parameter.detach(), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("ours", [Sgd(), Sgd(momentum=0.9), Sgd(weight_decay=1e-2)], ids=str)
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_step_that_is_written_over_the_parameters_has_the_same_bits(
+    ours: Sgd, count: int
+) -> None:
+    stacks = [{n: torch.stack([v] * count) for n, v in random(seed).items()} for seed in (0, 1)]
+    params, gradients = ({n: v if count > 1 else v[0] for n, v in s.items()} for s in stacks)
+    lr = torch.linspace(0.1, 0.3, count).double() if count > 1 else torch.tensor(0.1).double()
+
+    def after(rule: Callable[..., tuple[dict[str, Tensor], object]]) -> dict[str, Tensor]:
+        own = {name: value.clone() for name, value in params.items()}
+        before = dict(own)
+
+        def one(own: dict[str, Tensor], found: dict[str, Tensor], lr: Tensor) -> dict[str, Tensor]:
+            return rule(own, found, ours.init(own), lr)[0]
+
+        new: dict[str, Tensor] = (vmap(one) if count > 1 else one)(own, gradients, lr)
+        written = rule == ours.overwrite and ours == Sgd()
+        moved = [not torch.equal(before[name], params[name]) for name in params]
+        assert moved == [written] * len(params)
+        return new
+
+    expected, found = after(ours.update), after(ours.overwrite)
+    assert all(torch.equal(expected[name], found[name]) for name in params)
 
 
 @pytest.mark.parametrize("norm", [0.1, 1.0, 1e3])

@@ -28,9 +28,12 @@ from anyfleet.elastic.execution.random_operators import is_random
 from anyfleet.papers import FEDDROP, FEDPROX, HETEROFL, Paper
 from anyfleet.parts.train.inverted import inverted
 from anyfleet.parts.train.learning_rates import Decaying, LearningRate
-from anyfleet.parts.train.optimisers import Optimiser, Sgd, clipped
+from anyfleet.parts.train.optimisers import Optimiser, OptimiserState, Sgd, clipped
 
 ByProduct = TypeVar("ByProduct")
+Update = Callable[
+    [Params, Params, OptimiserState, Tensor], tuple[dict[str, Tensor], OptimiserState]
+]  # as `Optimiser.update` is
 
 
 class MinibatchGradient(NamedTuple):
@@ -170,15 +173,40 @@ class Gradient(Train):
 
         The proximal term is added to the gradient and the sum is clipped first, where they are on.
         """
+        return self._descended(state, found, batch, hyperparameters["lr"], self.optimiser.update)
+
+    def advance(
+        self,
+        context: TrainingContext,
+        state: TrainingState,
+        batch: Minibatch,
+        hyperparameters: Mapping[str, Tensor],
+        substep: Any,
+    ) -> TrainingState:
+        kind, optimiser = type(self), self.optimiser
+        own = (kind.substep, kind.step, kind.descend)
+        # A class that derives from this one may look back at the state before its step.
+        if own != (Gradient.substep, Gradient.step, Gradient.descend) or type(optimiser) is not Sgd:
+            return self.substep(context, state, batch, hyperparameters, substep)
+        found = self.gradient(context, state["params"], state, batch)
+        return self._descended(state, found, batch, hyperparameters["lr"], optimiser.overwrite)
+
+    def _descended(
+        self,
+        state: TrainingState,
+        found: MinibatchGradient,
+        batch: Minibatch,
+        lr: Tensor,
+        update: Update,
+    ) -> TrainingState:
+        """Return the state after `update`, along a gradient with the proximal term and clipped."""
         gradients, loss, buffers = found
         # Nobody needs gradients as they were: each goes as soon as there is a new one.
         del found
         trained = {name: state["params"][name] for name in gradients}
         gradients = self.pulled(gradients, trained, state["start"])
         gradients = self.limited(gradients)
-        new, optimiser = self.optimiser.update(
-            trained, gradients, state["optimiser"], hyperparameters["lr"]
-        )
+        new, optimiser = update(trained, gradients, state["optimiser"], lr)
         count = batch.valid.sum().to(loss.dtype)
         return {
             **state,

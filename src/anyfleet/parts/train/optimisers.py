@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
 
 from anyfleet.arguments import checked
 from anyfleet.core.messages import Params
@@ -76,6 +77,35 @@ class Sgd:
             # In one pass over memory, which is what an update of a large model takes.
             new[n] = torch.addcmul(params[n], step, lr, value=-1)
         return new, {"velocity": velocity} if self.momentum else state
+
+    def overwrite(
+        self, params: Params, gradients: Params, state: OptimiserState, lr: Tensor
+    ) -> tuple[dict[str, Tensor], OptimiserState]:
+        """Return what `update` does; without momentum and decay, written over the parameters.
+
+        That saves half of the memory that a step of a large model goes through.
+        """
+        if self.momentum or self.weight_decay:
+            return self.update(params, gradients, state, lr)
+        if _functorch.peek_interpreter_stack() is None:
+            # In one call: where devices are trained side by side, each has to wait for its turn.
+            targets, rates = [params[n] for n in gradients], [lr] * len(gradients)
+            torch._foreach_addcmul_(targets, list(gradients.values()), rates, value=-1)
+            return dict(params), state
+        return {n: _descended(params[n], step, lr) for n, step in gradients.items()}, state
+
+
+def _descended(params: Tensor, step: Tensor, lr: Tensor) -> Tensor:
+    """Return a parameter of a stack after a step, written over it where it is laid out as usual.
+
+    Torch has no rule for `addcmul_` of a stack, and would go through it device by device.
+    """
+    parts = params, step, lr
+    if {(_functorch.maybe_get_level(t), _functorch.maybe_get_bdim(t)) for t in parts} != {(1, 0)}:
+        return torch.addcmul(params, step, lr, value=-1)
+    stack, steps, rates = map(_functorch.get_unwrapped, parts)
+    stack.addcmul_(steps, rates.view(-1, *[1] * (stack.ndim - 1)), value=-1)
+    return params
 
 
 @checked
