@@ -4,6 +4,7 @@ On the host numpy is several times faster than torch; elsewhere tensors stay whe
 nothing has a size that depends on numbers, so nobody waits for an accelerator.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -48,6 +49,16 @@ def log2(array: Array) -> Array:
     if isinstance(array, np.ndarray):
         return torch.from_numpy(array).log2().numpy()
     return array.log2()
+
+
+_KINDS = {torch.float32: np.float32, torch.float64: np.float64}
+
+
+def as_numbers(flags: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return flags as 0 and 1; numpy makes them several times faster than torch."""
+    if dtype not in _KINDS or not on_host(flags):
+        return flags.to(dtype)
+    return torch.from_numpy(flags.numpy().astype(_KINDS[dtype]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,19 +138,24 @@ def joined(rows: Params) -> Tensor:
     values = list(rows.values())
     if len(values) == 1:
         return values[0]
+    if not _side_by_side(values):
+        return torch.cat(values, dim=1)
     first, total = values[0], sum(each.shape[1] for each in values)
-    if first.stride(0) >= total and all(_follows(*pair) for pair in pairwise(values)):
-        return first.as_strided((len(first), total), first.stride())
-    return torch.cat(values, dim=1)
+    return first.as_strided((len(first), total), first.stride())
 
 
-def _follows(one: Tensor, two: Tensor) -> bool:
-    """Return whether rows of two tensors lie side by side in memory."""
-    return (
-        one.stride() == two.stride()
-        and one.storage_offset() + one.shape[1] == two.storage_offset()
-        and one.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()
+def _side_by_side(values: Sequence[Tensor]) -> bool:
+    """Return whether the rows of tensors follow each other in memory."""
+    first, last = values[0], values[-1]
+    row, size = first.stride(), first.element_size()
+    # Rows that stand alone are seen first: most are, and this is asked often.
+    if row[0] < sum(each.shape[1] for each in values):
+        return False
+    follow = all(
+        one.data_ptr() + size * one.shape[1] == two.data_ptr() and two.stride() == row
+        for one, two in pairwise(values)
     )
+    return follow and first.untyped_storage().data_ptr() == last.untyped_storage().data_ptr()
 
 
 def pieces(rows: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
@@ -223,9 +239,11 @@ def largest(sizes: Tensor, count: Tensor | int, ascending: Tensor | None = None)
     if not every:
         return torch.ones_like(sizes, dtype=torch.bool)
     wanted = count.clamp(0, every)[:, None]
-    # Where nothing is wanted, or everything, any edge will do.
+    # Where everything is wanted, any edge will do.
     place = (every - wanted).clamp(max=every - 1)
     edge = (in_order(sizes) if ascending is None else ascending).gather(1, place)
+    # Where nothing is wanted, no size should reach it: equal ones need a second look.
+    edge = torch.where(wanted > 0, edge, torch.inf)
     return _from_edge(_comparable(sizes), edge, wanted, (every,))
 
 
@@ -234,22 +252,56 @@ def largest_parts(sizes: Tensor, within: tuple[int, ...], counts: tuple[int, ...
     if all(count >= every for count, every in zip(counts, within, strict=True)):
         return torch.ones_like(sizes, dtype=torch.bool)
     known = _comparable(sizes)
+    wanted = parts(tuple(map(min, counts, within)), known.device).sizes
+    return _from_edge(known, _edges(known, within, counts), wanted, within)
+
+
+def largest_nonzero_parts(
+    sizes: Tensor, within: tuple[int, ...], counts: tuple[int, ...]
+) -> Tensor:
+    """Return flags of the largest of every part of every row that are not 0.
+
+    These are at most so many of each part. An update that is mostly 0 has many equal ones at its
+    edge, and nobody need tell which of them come first.
+    """
+    known = _comparable(sizes)
+    edge = _edges(known, within, counts)
+    # From the smallest size on that is not 0.
+    raised = torch.where(edge > 0, edge, edge.nextafter(torch.ones_like(edge)))
+    if on_host(known):
+        bound = _bound(raised.numpy(), parts(within, known.device))
+        single = np.count_nonzero(known.numpy() == bound) == np.count_nonzero(edge.numpy())
+        if single:
+            return torch.from_numpy(known.numpy() >= bound)
+    wanted = parts(tuple(map(min, counts, within)), known.device).sizes
+    return _of_equal_the_first(known, raised, wanted, within)
+
+
+def _edges(known: Tensor, within: tuple[int, ...], counts: tuple[int, ...]) -> Tensor:
+    """Return the smallest of the largest sizes of every part, so many of each; 0 for all."""
     edges = [
         _ranked(part, count) if count < part.shape[1] else part.new_zeros(len(part), 1)
         for part, count in zip(pieces(known, within), counts, strict=True)
     ]
-    wanted = parts(tuple(map(min, counts, within)), known.device).sizes
-    return _from_edge(known, torch.cat(edges, dim=1), wanted, within)
+    return torch.cat(edges, dim=1)
 
 
 def _from_edge(known: Tensor, edge: Tensor, wanted: Tensor, within: tuple[int, ...]) -> Tensor:
     """Return flags of so many sizes of each part from its edge on, of equal ones the first."""
+    if on_host(known):
+        found = known.numpy() >= _bound(edge.numpy(), parts(within, known.device))
+        if np.count_nonzero(found) == int(wanted.expand(edge.shape).sum()):
+            return torch.from_numpy(found)
+    return _of_equal_the_first(known, edge, wanted, within)
+
+
+def _of_equal_the_first(
+    known: Tensor, edge: Tensor, wanted: Tensor, within: tuple[int, ...]
+) -> Tensor:
+    """Return what `_from_edge` does, where more sizes may equal an edge than are wanted."""
     of, sizes, most = parts(within, known.device), array_of(known), array_of(wanted)
     bound = _bound(array_of(edge), of)
-    found = sizes >= bound
-    if on_host(known) and np.count_nonzero(found) == int(wanted.expand(edge.shape).sum()):
-        return torch.from_numpy(found)
-    level = sizes == bound
+    found, level = sizes >= bound, sizes == bound
     running, until, counts = _running(level, of)
     more = _running(found, of)[2] - counts
     # As many of those at the edge as are left when all above it are taken.

@@ -15,13 +15,14 @@ from anyfleet.parts.codec.quantiser import Quantiser, as_scale, check_scales, jo
 from anyfleet.parts.codec.ranking import (
     Chosen,
     joined,
+    largest_nonzero_parts,
     parts,
     pieces,
     split,
     spread,
     widths,
 )
-from anyfleet.parts.codec.topk import check_keep, kept_entries, top
+from anyfleet.parts.codec.topk import check_keep, kept_entries
 
 
 @dataclass(frozen=True)
@@ -54,24 +55,24 @@ class Stc(Quantiser):
             return Symbols()
         every, within = joined(rows), widths(rows)
         groups = within if self.scope == "tensor" else (every.shape[1],)
-        chosen = Chosen.of(top(every, groups, self.keep))
+        most = kept_entries(self.keep, groups)
+        # The sign of 0 is 0: there is nothing to send.
+        chosen = Chosen.of(largest_nonzero_parts(every.abs(), groups, most))
         values = chosen.values(every)
-        entries = chosen.everywhere(values)
         # Over all entries: the rounding of a sum must not depend on what other devices keep.
         sums = [
             each.sum(dim=1, keepdim=True, dtype=torch.float64)
-            for each in pieces(entries.abs(), within)
+            for each in pieces(chosen.everywhere(values.abs()), within)
         ]
         if self.scope == "model":
             sums = [torch.stack(sums).sum(dim=0)]
-        sent = parts(kept_entries(self.keep, groups), every.device).sizes.clamp(min=1)
+        sent = parts(most, every.device).sizes.clamp(min=1)
         scales = torch.split(as_scale(torch.cat(sums, dim=1) / sent), 1, dim=1)
         signs = chosen.everywhere((values > 0).int() - (values < 0).int())
         return Symbols(
             # NaN has level 0 here, and makes the magnitude NaN: it is not hidden.
             quantisation_levels=split(signs, rows),
-            # The sign of 0 is 0: there is nothing to send.
-            kept=split(chosen.everywhere(values != 0), rows),
+            kept=split(chosen.flags, rows),
             scales=dict(zip(rows, scales, strict=self.scope == "tensor")),
         )
 
@@ -81,7 +82,8 @@ class Stc(Quantiser):
             return {}
         scales = joined_scales(symbols, {owners[name]: 1 for name in levels}).to(layout.dtype)
         of = scales if self.scope == "model" else spread(scales, widths(levels))
-        return split(joined(levels) * of, levels)
+        # In place: whole numbers times others are slow, and so is new memory.
+        return split(joined(levels).to(layout.dtype).mul_(of), levels)
 
     def unpack(self, columns: Sequence[bytes], layout: MessageLayout) -> Symbols:
         symbols = super().unpack(columns, layout)

@@ -130,6 +130,7 @@ def top(rows: Tensor, within: tuple[int, ...], keep: float) -> Tensor:
     return largest_parts(rows.abs(), within, kept_entries(keep, within))
 
 
+@lru_cache(maxsize=256)
 def kept_entries(keep: float, within: tuple[int, ...]) -> tuple[int, ...]:
     """Return how many entries of parts of these sizes a share of each is."""
     return tuple(min(size, kept_channels(keep, size)) for size in within)
