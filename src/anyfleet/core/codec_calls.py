@@ -14,7 +14,7 @@ from anyfleet.tracebacks import during
 
 # Entries of a stack that a codec sees at once: on the host as many as a cache holds; elsewhere so
 # many that calls are few, and what is computed on the way is small beside a large stack.
-_AT_ONCE, _AT_ONCE_ELSEWHERE = 1 << 21, 1 << 25
+_AT_ONCE, _AT_ONCE_ELSEWHERE = 1 << 20, 1 << 25
 
 
 def compress(
@@ -113,14 +113,20 @@ def _trees(found: Compressed) -> dict[str, Params]:
 
 def _put(part: Params, room: dict[str, Tensor], rows: slice, devices: int, *, empty: int) -> None:
     """Put rows of a stack where they belong, in place: there is no second copy of them."""
+    for name in room.keys() - part.keys():
+        room[name][rows] = empty
     for name, value in part.items():
         if name not in room:
-            room[name] = value.new_full((devices, *value.shape[1:]), empty)
+            room[name] = value.new_empty((devices, *value.shape[1:]))
+            room[name][: rows.start] = empty
         if value.ndim == 2 and value.shape[1] > room[name].shape[1]:
             # A device that keeps more entries has more scales.
             room[name] = pad(room[name], (0, value.shape[1] - room[name].shape[1]))
         target = room[name][rows]
-        (target[:, : value.shape[1]] if value.ndim == 2 else target).copy_(value)
+        if value.ndim == 2 and value.shape[1] < target.shape[1]:
+            target[:, value.shape[1] :] = empty
+            target = target[:, : value.shape[1]]
+        target.copy_(value)
 
 
 def distortion(sent: Params, received: Params, layout: MessageLayout) -> Tensor:
@@ -129,7 +135,7 @@ def distortion(sent: Params, received: Params, layout: MessageLayout) -> Tensor:
     `sent` and `received` are rows [devices, entries] (specification §F.7).
     """
     # Summed in memory order: the rounding must not depend on how many columns a link has.
-    sent, received = layout.unflattened(sent), layout.unflattened(received)
+    sent, received = layout.in_memory_order(sent), layout.in_memory_order(received)
     errors = sum(_squared_norm(received[name] - value) for name, value in sent.items())
     totals = sum(_squared_norm(value) for value in sent.values())
     if not isinstance(errors, Tensor) or not isinstance(totals, Tensor):
@@ -139,5 +145,5 @@ def distortion(sent: Params, received: Params, layout: MessageLayout) -> Tensor:
 
 def _squared_norm(value: Tensor) -> Tensor:
     # Accumulated in double precision, without a copy in it.
-    norms: Tensor = torch.linalg.vector_norm(value.flatten(1), dim=1, dtype=torch.float64)
+    norms: Tensor = torch.linalg.vector_norm(value, dim=1, dtype=torch.float64)
     return norms.square()

@@ -98,7 +98,14 @@ class MessageLayout:
     def unflattened(self, rows: Params) -> dict[str, Tensor]:
         """Return rows [devices, entries] as stacked tensors: the inverse of `flattened`."""
         return {
-            name: _shaped(rows[name], tensor)
+            name: each.reshape(each.shape[0], *self.tensors[name].shape)
+            for name, each in self.in_memory_order(rows).items()
+        }
+
+    def in_memory_order(self, rows: Params) -> dict[str, Tensor]:
+        """Return rows [devices, entries] with their entries as the tensors have them in memory."""
+        return {
+            name: _as_in_memory(rows[name], tensor)
             for name, tensor in self.tensors.items()
             if name in rows
         }
@@ -121,10 +128,10 @@ def _in_order(rows: Tensor, tensor: TensorLayout) -> Tensor:
     return rows.index_select(1, _positions(tensor, rows.device))
 
 
-def _shaped(rows: Tensor, tensor: TensorLayout) -> Tensor:
-    if tensor.positions is not None:
-        rows = torch.empty_like(rows).index_copy_(1, _positions(tensor, rows.device), rows)
-    return rows.reshape(rows.shape[0], *tensor.shape)
+def _as_in_memory(rows: Tensor, tensor: TensorLayout) -> Tensor:
+    if tensor.positions is None:
+        return rows
+    return torch.empty_like(rows).index_copy_(1, _positions(tensor, rows.device), rows)
 
 
 @lru_cache(maxsize=256)
