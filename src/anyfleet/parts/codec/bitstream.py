@@ -170,7 +170,7 @@ def _grid(tensors: tuple[TensorLayout, ...], form: SymbolFormat, device: torch.d
     owner = torch.arange(int(units.sum()))
     return _Grid(
         units.T.contiguous().to(device),
-        unit.to(device) if form.kernels else None,
+        unit.to(device) if bool((unit > 1).any()) else None,
         tuple(units.flatten().tolist()),
         piece.to(device),
         piece.repeat_interleave(entries.flatten()).to(device),
@@ -429,18 +429,28 @@ def _head_bits(outline: Outline, chosen: Choice, ends: "_Ends") -> Array:
     Scales that go ahead with the first column are counted, too.
     """
     ahead = outline.stated if outline.form.bucket is None else ()
-    tensors, scales = len(outline.flagged), 32 * sum(ahead)
-    # One byte for the record and for each tensor, two for each of its strings, one for each number
-    # and list in it.
-    same = 1 + tensors + _list_bytes(tensors) + 2 * 5 + 5
+    same, known = _known_bits(len(outline.flagged), ahead)
     first = (chosen.lengths + _exceeded(chosen.lengths, _TABLES)).sum(axis=1)
-    known = _list_bytes(tensors) + _list_bytes(len(ahead)) + sum(map(_number_bytes, ahead)) - 5
     first = first + _list_bytes((chosen.lengths > 0).sum(axis=1))
     first = first + _number_bytes(chosen.use).sum(axis=1)
     first = first + _number_bytes(array_of(ends.low)) + _number_bytes(array_of(ends.limit))
-    found = library_of(first).full_like(chosen.bits, 8.0 * same, dtype=library_of(first).float64)
-    found[:, 0] += 8 * first + (8 * known + scales + _length_bits(scales))
+    found = library_of(first).full_like(chosen.bits, same, dtype=library_of(first).float64)
+    found[:, 0] += 8 * first + known
     return found
+
+
+@lru_cache(maxsize=256)
+def _known_bits(tensors: int, ahead: tuple[int, ...]) -> tuple[float, int]:
+    """Return the bits of every column, and those of the first, that do not depend on symbols.
+
+    So many scales of each tensor go ahead with the first column.
+    """
+    # One byte for the record and for each tensor, two for each of its strings, one for each number
+    # and list in it.
+    same = 1 + tensors + _list_bytes(tensors) + 2 * 5 + 5
+    first = _list_bytes(tensors) + _list_bytes(len(ahead)) + sum(map(_number_bytes, ahead)) - 5
+    scales = 32 * sum(ahead)
+    return 8.0 * same, 8 * first + scales + _length_bits(scales)
 
 
 # Beyond each of these bounds a number, list, string or table takes a byte more.

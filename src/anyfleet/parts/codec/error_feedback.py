@@ -11,6 +11,7 @@ from anyfleet.core.messages import Params
 from anyfleet.core.signals import Signal
 from anyfleet.core.slots import Codec, Compressed, Slack
 from anyfleet.papers import STC, Paper
+from anyfleet.parts.codec.ranking import joined, split
 from anyfleet.parts.codec.stc import Stc
 
 
@@ -52,9 +53,7 @@ class ErrorFeedback(Codec):
     def compress(
         self, rows: Params, sent_fraction: Tensor, layout: MessageLayout, state: Params
     ) -> Compressed:
-        # A NaN would stay for ever: one bad round must not silence a device.
-        known = {name: left.nan_to_num(0.0, 0.0, 0.0) for name, left in state.items()}
-        total = {name: v + known[name] if name in known else v for name, v in rows.items()}
+        total = {**rows, **_added({name: v for name, v in rows.items() if name in state}, state)}
         compressed = self.inner.compress(total, sent_fraction, layout, {})
         sent = compressed.received
         left = {name: v - sent[name] if name in sent else v for name, v in total.items()}
@@ -78,3 +77,12 @@ class ErrorFeedback(Codec):
 
     def calibrated(self, update: Params, layout: MessageLayout) -> Codec:
         return replace(self, inner=self.inner.calibrated(update, layout))
+
+
+def _added(rows: Params, state: Params) -> dict[str, Tensor]:
+    """Return rows plus what is left of earlier ones, side by side: most codecs need them so."""
+    if not rows:
+        return {}
+    # A NaN would stay for ever: one bad round must not silence a device.
+    known = joined({name: state[name] for name in rows}).nan_to_num(0.0, 0.0, 0.0)
+    return split(known.add_(joined(rows)), rows)

@@ -25,6 +25,7 @@ from anyfleet.parts.codec.bitstream import (
     unpack,
 )
 from anyfleet.parts.codec.range_coder import missing
+from anyfleet.parts.codec.ranking import as_numbers
 
 _ALL = 1 - 1e-6  # all that a codec can send: a message is never quite as long as its update
 _MOST_SCALE = torch.finfo(torch.float32).max
@@ -122,7 +123,7 @@ def _flags(symbols: Symbols, layout: MessageLayout, form: SymbolFormat) -> dict[
     """Return 1 for entries that came and 0 for the others, for tensors that did not come whole."""
     came = layout.delivered(symbols.columns)
     found = {
-        name: _spread(kept, form.unit(layout.tensors[name])).to(layout.dtype)
+        name: as_numbers(_spread(kept, form.unit(layout.tensors[name])), layout.dtype)
         for name, kept in symbols.kept.items()
     }
     both = {name: rows * came[name].to(rows) if came else rows for name, rows in found.items()}
