@@ -172,6 +172,15 @@ def test_a_stack_that_is_kept_as_it_is_is_not_copied_but_a_part_of_one_is() -> N
         assert part.untyped_storage().nbytes() == part.nbytes == whole.nbytes * 2 // 3
 
 
+def test_what_is_remembered_is_nothing_if_all_stays_as_it_was() -> None:
+    cohort = orders(METHOD, TASK, [0, 1])
+    assert Remembered.of(cohort).nothing
+    stack = Keepsakes(METHOD.norm, own=drawn(cohort, 1))
+    assert not Remembered.of(cohort, stack=stack).nothing
+    assert not Remembered.of(cohort, chooser=[None, {"seen": (1.0,)}]).nothing
+    assert not Remembered.of(cohort, fetched=True).nothing
+
+
 def test_devices_trained_one_by_one_are_one_block() -> None:
     cohort = orders(METHOD, TASK, [5, 2, 7])
     tree, memories = drawn(cohort, 1), DeviceStates(TASK)
