@@ -158,6 +158,23 @@ def test_a_damaged_state_is_told(tmp_path: Path, text: str) -> None:
         state_file.read(tmp_path)
 
 
+def test_a_study_is_the_same_whether_numbers_are_whole_or_not(tmp_path: Path) -> None:
+    def study(method: Method) -> Study:
+        return Study({"one": Cell(of_method(method), (0,))})
+
+    asked = study(methods.heterofl())  # its first width is the integer 1
+    state_file.record(tmp_path, asked)
+    there = state_file.read(tmp_path)
+    assert list(state_file.differences(there, asked)) == []
+    others = {
+        methods.heterofl(widths=(1.0, 0.5)): "[1.0, 0.5, 0.25, 0.125, 0.0625] there, [1.0, 0.5]",
+        methods.heterofl(scaler=False): "true there, false asked for",
+    }
+    for method, told in others.items():
+        (found,) = state_file.differences(there, study(method))
+        assert told in found
+
+
 def test_a_folder_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
     home = tmp_path / "study"
     home.mkdir()

@@ -190,8 +190,12 @@ def differences(there: Study, asked: Study) -> Iterator[str]:
             )
         before, now = dict(_flat(other.data())), dict(_flat(cell.data()))
         for path in dict.fromkeys((*before, *now)):
-            if path != "seed" and before.get(path) != now.get(path):
-                one, two = (each.get(path, "nothing") for each in (before, now))
+            both = path in before and path in now
+            if path != "seed" and not (both and _equal(before[path], now[path])):
+                one, two = (
+                    config.toml_value(each[path]) if path in each else "nothing"
+                    for each in (before, now)
+                )
                 yield f"{name}: {path}: {one} there, {two} asked for"
 
 
@@ -199,10 +203,19 @@ def _listed(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds))
 
 
-def _flat(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every value of nested tables with its path, as TOML."""
+def _flat(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every value of nested tables with its path."""
     for key, value in data.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{path}{key}.")
         else:
-            yield f"{path}{key}", config.toml_value(value)
+            yield f"{path}{key}", value
+
+
+def _equal(one: Any, two: Any) -> bool:
+    """Return whether two plain values mean the same in a run file, where 1 may stand for 1.0."""
+    if isinstance(one, list) and isinstance(two, list):
+        return len(one) == len(two) and all(map(_equal, one, two))
+    if isinstance(one, bool) != isinstance(two, bool):
+        return False
+    return bool(one == two) or config.toml_value(one) == config.toml_value(two)  # nan is nan
