@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from anyfleet import methods
+from anyfleet.core.messages import EVERYTHING
 from anyfleet.core.method import Method
 from anyfleet.core.slots import Minibatch, Select, TrainingContext, TrainingState
 from anyfleet.core.view import Ids, View
@@ -28,7 +30,7 @@ from anyfleet.runtime.simulated.engine_choice import (
     measure,
     shape_of,
 )
-from anyfleet.runtime.simulated.engines import Engine
+from anyfleet.runtime.simulated.engines import Assignment, Engine
 from tests.helpers import small
 
 STACKS = Stacked(chunk=32)
@@ -238,6 +240,39 @@ def test_a_sample_grows_to_orders_for_a_stack_then_to_all_steps_then_to_all_orde
     assert sizes == [(8, 1), (16, 1), (32, 1), (32, 2), (32, 4), (32, 5), (50, 5)]
     assert engine_choice._grown(2, 1, 3, 1) == (3, 1)
     assert engine_choice._grown(1, 1, 1, 1) == (1, 1)
+
+
+def test_orders_are_shortened_in_proportion() -> None:
+    """A stack pads its devices to the longest: equally short ones would hide what that takes."""
+    each = prospect(methods.fedavg(count=3, lr=0.1, batch_size=16))
+    orders = engine_choice._first_orders(each)
+    own = replace(orders.orders.hyperparameters, local_steps=np.array([10, 5, 1]))
+    long = replace(own, epochs=np.full(3, EVERYTHING))
+    orders = replace(
+        orders,
+        orders=replace(orders.orders, hyperparameters=long),
+        sent=replace(orders.sent, hyperparameters=long),
+    )
+    found = engine_choice._shortened(orders, [0, 1, 2], 4, each.task)
+    assert found.orders.hyperparameters.local_steps.tolist() == [4, 2, 1]
+    whole = engine_choice._shortened(orders, [0, 1, 2], 20, each.task)
+    assert whole.sent.hyperparameters.local_steps.tolist() == [10, 5, 1]
+
+
+def test_an_engine_that_fell_behind_stays_as_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Larger samples may take everybody longer: it is not the fastest for having been left out."""
+    took = {str(Sequential()): iter([1.0, 8.0]), str(STACKS): iter([4.0])}
+
+    def seconds(_: object, engine: Engine, orders: Assignment) -> float:
+        return next(took[str(engine)]) * engine_choice._steps(orders, each.task)
+
+    each = prospect()
+    monkeypatch.setattr(engine_choice._Clock, "seconds", seconds)
+    clock, orders = engine_choice._Clock(each), engine_choice._first_orders(each)
+    engines: dict[str, Engine] = {str(Sequential()): Sequential(), str(STACKS): STACKS}
+    monkeypatch.setattr(engine_choice, "_PASSES", 1)
+    found = engine_choice._contest(clock, engines, orders, (1, 99), float("inf"))
+    assert found == {str(Sequential()): 8.0, str(STACKS): 32.0}
 
 
 def test_candidates_use_the_cores_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

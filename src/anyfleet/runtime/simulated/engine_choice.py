@@ -27,12 +27,13 @@ import anyfleet
 from anyfleet import cache, config
 from anyfleet.core.device_states import DeviceStates
 from anyfleet.core.limits import Limits
-from anyfleet.core.local_training import local_steps
+from anyfleet.core.local_training import local_steps, sizes_of
 from anyfleet.core.loop import run
-from anyfleet.core.messages import EVERYTHING, TRAINING
+from anyfleet.core.messages import TRAINING
 from anyfleet.core.method import Method
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
+from anyfleet.core.time_and_energy import steps_of
 from anyfleet.elastic import WHOLE, Priced
 from anyfleet.errors import ConfigError
 from anyfleet.runtime.simulated.engines import (
@@ -213,7 +214,7 @@ def _measured_now(
     The first has so many orders with so many local steps. Measuring takes about `most` seconds.
     """
     clock = _Clock(prospect)
-    clock.seconds(Sequential(), _shortened(orders, [0], 1))
+    clock.seconds(Sequential(), _shortened(orders, [0], 1, prospect.task))
     engines, unstackable = candidates(), _unstackable(clock, orders)
     if unstackable:
         engines = {name: e for name, e in engines.items() if not isinstance(e, Stacked)}
@@ -278,7 +279,7 @@ def _first_orders(prospect: Prospect) -> Assignment:
 def _unstackable(clock: "_Clock", orders: Assignment) -> str:
     """Return why devices cannot be stacked, or "": a user's trainer may not be made for that."""
     try:
-        clock.seconds(Stacked(), _shortened(orders, [0, 0], 1))
+        clock.seconds(Stacked(), _shortened(orders, [0, 0], 1, clock.prospect.task))
     except Exception as error:  # noqa: BLE001 - whatever it is, the other engines do without it
         reason = f"{type(error).__name__}: {error}".partition("\n")[0].partition(". ")[0]
         trainer = type(clock.prospect.method.trainer).__name__
@@ -302,9 +303,10 @@ def _contest(
     own = max(1, *local_steps(orders.orders.hyperparameters, _samples(orders, task)))
     found: dict[str, float] = {}
     left, passes = dict(engines), 0
+    behind: dict[str, float] = {}  # how many times as long those took that are not left
     count, steps = first[0], min(own, first[1])
     while True:
-        sample = _shortened(orders, list(range(count)), steps)
+        sample = _shortened(orders, list(range(count)), steps, task)
         amount, seen = _steps(sample, task), found if passes else {}
         for alike in _unlike(left, count):
             seconds = clock.seconds(left[alike[0]], sample) / amount
@@ -312,14 +314,17 @@ def _contest(
         # A small stack shows less than a larger one what it gains, and while orders are cut short
         # what they take besides their steps counts for too much.
         factor = 3.0 if steps < own else 1.5 if count < _MANY else 1.25
-        behind = factor * min(found[name] for name in left)
-        left = {name: engine for name, engine in left.items() if found[name] <= behind}
+        best = min(found[name] for name in left)
+        behind |= {name: found[name] / best for name in left if found[name] > factor * best}
+        left = {name: engine for name, engine in left.items() if name not in behind}
         larger = _grown(count, steps, len(orders.orders), own)
         passes = passes + 1 if larger == (count, steps) else 0
         count, steps = larger
         due = count * steps * sum(found[alike[0]] for alike in _unlike(left, count))
         if passes == _PASSES or time.perf_counter() + due > until:
-            return found
+            # Seconds of another sample say nothing beside these; how they compared there does.
+            best = min(found[name] for name in left)
+            return found | {name: times * best for name, times in behind.items()}
 
 
 def _unlike(engines: Mapping[str, Engine], count: int) -> list[list[str]]:
@@ -346,15 +351,19 @@ def _grown(count: int, steps: int, orders: int, own: int) -> tuple[int, int]:
     return min(orders, 2 * count), steps
 
 
-def _shortened(given: Assignment, rows: Sequence[int], most: int) -> Assignment:
-    """Return some of the orders, with at most so many local steps each."""
-    orders, sent = (_limited(each.take(rows), most) for each in (given.orders, given.sent))
+def _shortened(given: Assignment, rows: Sequence[int], most: int, task: Task) -> Assignment:
+    """Return some of the orders, with at most so many local steps each.
+
+    All are shortened in proportion: a stack pads its devices to the longest of them.
+    """
+    orders, sent = (_limited(each.take(rows), most, task) for each in (given.orders, given.sent))
     return Assignment(orders, sent, given.upload_width[rows])
 
 
-def _limited(orders: Cohort, most: int) -> Cohort:
-    own = orders.hyperparameters.local_steps
-    steps = np.where(own == EVERYTHING, most, np.minimum(own, most))
+def _limited(orders: Cohort, most: int, task: Task) -> Cohort:
+    own = steps_of(orders.hyperparameters, sizes_of(task)[orders.device])
+    longest = max(1, int(own.max()))
+    steps = np.maximum(1, -(-own * min(most, longest) // longest))
     return replace(orders, hyperparameters=replace(orders.hyperparameters, local_steps=steps))
 
 
