@@ -130,7 +130,7 @@ def test_a_run_has_the_engine_that_it_has_in_a_comparison(
         faked.setattr(engine_choice, "_SHARE", 1e4)
         faked.setattr(engine_choice._Clock, "seconds", stacks_are_faster)
         compared = succeeds(*compare, "all").splitlines()[0]
-        assert "engine Stacked(chunk=8) (measured: 2 times as fast as Sequential; pin" in compared
+        assert "engine Stacked(chunk=16) (measured: 2 times as fast as Sequential; pin" in compared
         ran = succeeds(*run, "run").splitlines()[0]
         assert ran.removeprefix("one: ") == compared.removeprefix("All: ")
     # Short runs may not be measured, and what is kept makes no difference.

@@ -276,11 +276,11 @@ def test_an_engine_that_fell_behind_stays_as_far_behind(monkeypatch: pytest.Monk
 
 
 def test_candidates_use_the_cores_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = [Sequential(), Stacked(chunk=8), Stacked(chunk=32)]
+    alone = [Sequential(), Stacked(chunk=16), Stacked(chunk=32)]
     monkeypatch.setattr(engine_choice, "cores", lambda: 1)
     assert [*candidates().values()] == alone
     monkeypatch.setattr(engine_choice, "cores", lambda: 4)
-    more = [Workers(), Stacked(chunk=8, workers=4), Stacked(chunk=32, workers=4)]
+    more = [Workers(), Stacked(chunk=16, workers=4), Stacked(chunk=32, workers=4)]
     assert [each for each in candidates().values() if each not in more] == alone
     assert [each for each in candidates().values() if each in more] == more
 
@@ -288,8 +288,8 @@ def test_candidates_use_the_cores_that_there_are(monkeypatch: pytest.MonkeyPatch
 def test_engines_that_do_the_same_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_choice, "cores", lambda: 1)
     one, few, many = candidates()
-    assert engine_choice._unlike(candidates(), 8) == [[one], [few, many]]
-    assert engine_choice._unlike(candidates(), 9) == [[one], [few], [many]]
+    assert engine_choice._unlike(candidates(), 16) == [[one], [few, many]]
+    assert engine_choice._unlike(candidates(), 17) == [[one], [few], [many]]
 
 
 @pytest.mark.parametrize(

@@ -55,11 +55,11 @@ _LEAST = 0.1  # seconds: in less, nothing can be measured
 _EQUAL = 1.05  # a simpler engine may take this much longer than the fastest
 SIDE_BY_SIDE = 1.4  # the same for runs side by side: stacks need the cache that these share
 _PASSES = 3  # over the largest sample, if there is time
-_STEPS = 4  # local steps of the orders in the first sample, if there is time
+_ORDERS, _STEPS = 8, 4  # orders in the first sample, and their local steps, if there is time
 # What a local step takes, roughly, to tell whether a run is worth measuring.
 _SECONDS_PER_CALL, _FLOPS = 1e-5, 1e10
 # Devices in a stack: few of them stay in the processor's cache, many share what an operator costs.
-_FEW, _MANY = 8, 32
+_FEW, _MANY = 16, 32
 _LONG_STEP = "a local step takes too long"
 
 
@@ -191,7 +191,7 @@ def _kept_or_measured(prospect: Prospect, seconds: float) -> Measurement:
     step = expected / (prospect.rounds * _steps(orders, prospect.task))
     # Each engine carries out the first sample twice, and is timed the second time.
     affordable = int(most / (2 * step * len(_unlike(candidates(), 2))))
-    count = min(len(orders.orders), _FEW, affordable)
+    count = min(len(orders.orders), _ORDERS, affordable)
     if count < min(len(orders.orders), 2):
         return Measurement({}, _LONG_STEP)
     first = count, min(_STEPS, affordable // count)
