@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from anyfleet.core.layout import Symbols
 from anyfleet.core.messages import Params
 from anyfleet.core.slots import Codec, Compressed
 from anyfleet.parts.codec import (
@@ -29,7 +30,9 @@ from anyfleet.parts.codec import (
     fgc,
     hq,
     ranking,
+    uveq,
 )
+from anyfleet.parts.codec.kernels import Kernels
 from tests.parts.codec.test_codecs import message_layout, names, normal, same
 
 # Of these, what becomes of one tensor does not depend on the others of its message.
@@ -45,9 +48,18 @@ BY_TENSOR: list[Codec] = [
     Qsgd(2**20, None),
     ErrorFeedback(),
 ]
-DIRECT = [*BY_TENSOR, Stc(0.05, "model"), Uveq(), Uveq(3.0, 1), TopK(0.3, Uveq(3.0))]
-# The tries of a search depend on what comes out of them: each is waited for once.
-SEARCHING: list[Codec] = [Hq(bucket=64), Fgc(), ErrorFeedback(Fgc())]
+DIRECT = [*BY_TENSOR, Stc(0.05, "model")]
+# Who is left in a search depends on what comes out of its tries: that is waited for. FedHQ's
+# halvings are tried together, and UVeQFed's checks two by two.
+MOST_WAITS: list[tuple[Codec, int]] = [
+    (Hq(bucket=64), 1),
+    (Uveq(), 3),
+    (Uveq(3.0, 1), 3),
+    (TopK(0.3, Uveq(3.0)), 3),
+    (Fgc(), 12),
+    (ErrorFeedback(Fgc()), 12),
+]
+SEARCHING = [codec for codec, _ in MOST_WAITS]
 WAITING = ("_local_scalar_dense", "nonzero", "equal", "bincount", "masked_select", "unique")
 
 
@@ -128,20 +140,39 @@ def test_nothing_is_waited_for(codec: Codec) -> None:
 
 
 @pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize("codec", SEARCHING, ids=names)
-def test_a_search_waits_once_a_try(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
-    tries: list[Tensor] = []
+@pytest.mark.parametrize(("codec", "most"), MOST_WAITS, ids=names)
+@pytest.mark.parametrize("rate", [0.01, 0.3])
+def test_a_search_waits_for_who_is_left_and_seldom(
+    codec: Codec, most: int, rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[Tensor] = []
 
-    def any_left(flags: Tensor) -> bool:
-        tries.append(flags)
-        return ranking.any_left(flags)
+    def still_left(flags: Tensor) -> Tensor:
+        looks.append(flags)
+        return ranking.still_left(flags)
 
-    for module in (fgc, hq):
-        monkeypatch.setattr(module, "any_left", any_left)
-    # So little that one try is not enough. The same tries are made twice, and counted once.
-    found = waits(codec, 9, rate=0.01)
-    assert found > 1
-    assert len(tries) == 2 * found
+    for module in (fgc, hq, uveq):
+        monkeypatch.setattr(module, "still_left", still_left)
+    found = waits(codec, 9, rate)
+    assert 1 <= found <= most
+    # The same looks are made twice, and counted once.
+    assert len(looks) == 2 * found
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_who_is_done_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    quantised = Kernels.quantised
+
+    def seen(self: Kernels, count: Tensor, levels: Tensor) -> Symbols:
+        tried.append(len(count))
+        return quantised(self, count, levels)
+
+    monkeypatch.setattr(Kernels, "quantised", seen)
+    around = message_layout(2, torch.float32, 9)
+    rates = torch.tensor([0.01, *[1.0] * 8], dtype=torch.float64)
+    Fgc().compress(around.flattened(normal(around)), rates, around, {})
+    assert tried[-1] == 1 < tried[0] == 9
 
 
 @pytest.mark.parametrize("codec", BY_TENSOR, ids=names)

@@ -26,7 +26,7 @@ from anyfleet.formulas.reference import (
 )
 from anyfleet.parts.codec import ErrorFeedback, Hq, Qsgd, Stc, TopK, Uveq
 from anyfleet.parts.codec.qsgd import bucket_norms, bucket_sizes, quantised, uniforms
-from anyfleet.parts.codec.ranking import largest
+from anyfleet.parts.codec.ranking import largest, largest_nonzero_parts, largest_parts
 from anyfleet.parts.codec.topk import Places, top
 
 
@@ -64,6 +64,17 @@ def test_1_13_exactly_the_largest_ties_to_the_lower_index(rows: list[list[int]],
         assert kept.nonzero()[:, 0].tolist() == sorted(
             sorted(range(7), key=lambda at: (-row[at], at))[:k]
         )
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 3), min_size=7, max_size=7), min_size=1, max_size=4),
+    st.integers(1, 4),
+    st.integers(1, 3),
+)
+def test_1_13_of_the_largest_those_that_are_not_0(rows: list[list[int]], k: int, m: int) -> None:
+    sizes, within = torch.tensor(rows, dtype=torch.float32), (4, 3)
+    flags = largest_parts(sizes, within, (k, m)) & (sizes > 0)
+    assert torch.equal(largest_nonzero_parts(sizes, within, (k, m)), flags)
 
 
 def test_1_13_a_share_of_every_tensor_or_of_all() -> None:

@@ -23,11 +23,19 @@ from anyfleet.parts.codec.bitstream import SymbolFormat
 from anyfleet.parts.codec.kernels import Kernels
 from anyfleet.parts.codec.lookup import LEVELS, Table, count_of, looked_up, measured
 from anyfleet.parts.codec.quantiser import Quantiser, target_fraction
-from anyfleet.parts.codec.ranking import Chosen, any_left, array_of, joined, split, worth_a_look
+from anyfleet.parts.codec.ranking import (
+    Chosen,
+    array_of,
+    joined,
+    on_host,
+    split,
+    still_left,
+)
 
 MOST_LEVELS = 1 << 16
 _AIM, _FULL = 0.985, 0.95  # of a budget: what is tried, and what is not worth another try
 _TRIES = 8  # after which it is halved until it fits
+_BLOCK = 4  # halvings that are made without waiting for how they end
 _POWER, _POWERS = 0.72, (0.3, 1.2)  # of the kernels, with which bits grow: at first, and ever
 
 
@@ -116,8 +124,8 @@ class Fgc(Quantiser):
     ) -> tuple[Symbols, Tensor]:
         """Return symbols and bits, with fewer kernels where a message exceeds its bit budget.
 
-        Whether somebody is left is read once a try: nothing else is waited for. On the host, those
-        leave the search whose message is found.
+        Devices leave the search when their message is found. Who is left is all that is waited for,
+        and not in every halving: who is done stays as it is in further tries.
         """
         search, part = _Search.of(count, levels, budget), kernels
         symbols = kernels.quantised(count, levels)
@@ -125,18 +133,30 @@ class Fgc(Quantiser):
         tries = 1
         while True:
             search, done = search.after(some.sum(dim=1), tries)
-            count = count.index_copy(0, search.row, search.kernels)
-            if not any_left(~done):
-                break
-            rest = worth_a_look(~done)
-            if len(rest) < len(done):
-                search, part = search.take(rest), part.take(rest)
-            symbols = part.quantised(search.kernels, search.levels)
-            some = self.bits(symbols, part.layout)
+            if on_host(done) or tries <= _TRIES or tries % _BLOCK == 0:
+                rest = still_left(~done)
+                if not len(rest):
+                    return symbols, bits
+                if len(rest) < len(done):
+                    search, part = search.take(rest), part.take(rest)
+            tried = part.quantised(search.kernels, search.levels)
+            some = self.bits(tried, part.layout)
+            symbols = tried if len(some) == len(bits) else _replaced(symbols, search.row, tried)
             bits = bits.index_copy(0, search.row, some)
             tries += 1
-        whole = len(done) == len(bits)
-        return symbols if whole else kernels.quantised(count, levels), bits
+
+
+def _replaced(symbols: Symbols, row: Tensor, by: Symbols) -> Symbols:
+    """Return symbols of a stack with those of some rows in the place of others."""
+
+    def put(old: Params, new: Params) -> dict[str, Tensor]:
+        return split(joined(old).index_copy(0, row, joined(new)), old)
+
+    return Symbols(
+        quantisation_levels=put(symbols.quantisation_levels, by.quantisation_levels),
+        kept=put(symbols.kept, by.kept),
+        scales=put(symbols.scales, by.scales),
+    )
 
 
 class _Search(NamedTuple):

@@ -1,5 +1,6 @@
 """FedHQ: as many quantisation levels as the channel of each device carries."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -24,10 +25,11 @@ from anyfleet.parts.codec.qsgd import (
     uniforms,
 )
 from anyfleet.parts.codec.quantiser import Quantiser, target_fraction
-from anyfleet.parts.codec.ranking import any_left, joined, on_host, split, widths, worth_a_look
+from anyfleet.parts.codec.ranking import joined, on_host, split, still_left, widths
 from anyfleet.parts.codec.topk import Places, TopK, check_keep, kept_entries, top
 
 _HALVINGS = 8
+_AT_ONCE = 1 << 27  # entries of rows that are tried together off the host
 
 
 @dataclass(frozen=True)
@@ -113,33 +115,59 @@ class Hq(Quantiser):
     def _kept(self, rows: Params, budget: Tensor, layout: MessageLayout) -> "_Kept":
         """Return as many entries of every row as its budget holds with the fewest levels.
 
-        Whether some row is short is read once a try: nothing else is waited for. On the host, who
-        is not short is not tried again.
+        Who is short is all that is waited for. Off the host halvings are tried together.
         """
         every, within, keys = joined(rows), widths(rows), layout.key.expand(len(budget))
-        flags = top(every, within, self.keep)
-        some = self._entries(every, flags, rows, layout)
-        left = torch.arange(len(budget), device=budget.device)
-        for halving in range(1, _HALVINGS + 1):
-            limit = budget.index_select(0, left)
-            fewest = torch.full_like(limit, self.quantisation_levels[0])
-            short = some.bits(some.quantised(fewest)[0]).sum(dim=1) > limit
-            if not any_left(short):
-                break
-            again = worth_a_look(short)
-            left, short = left.index_select(0, again), short.index_select(0, again)
-            mine, fewer = every.index_select(0, left), flags.index_select(0, left)
-            fewer = torch.where(short[:, None], top(mine, within, self.keep / 2**halving), fewer)
-            flags = flags.index_copy(0, left, fewer)
-            some = self._entries(mine, fewer, rows, replace(layout, key=keys.index_select(0, left)))
-        return some if len(left) == len(budget) else self._entries(every, flags, rows, layout)
+        flags, keep = top(every, within, self.keep), self.keep
+        some = self._entries(every, flags, keep, rows, layout)
+        left, least = still_left(self._short(some, budget)), self.keep / 2**_HALVINGS
+        if not len(left):
+            return some
+        while len(left) and keep > least:
+            mine = every.index_select(0, left), budget.index_select(0, left)
+            own = replace(layout, key=keys.index_select(0, left))
+            halves = _halves(keep, least, _at_once(mine[0]))
+            tried, short = self._tried(*mine, halves, rows, own)
+            # The first that fits, or the last.
+            number = short.long().cumprod(dim=0).sum(dim=0).clamp(max=len(halves) - 1)
+            fewer = tried[number, torch.arange(len(left), device=left.device)]
+            flags, keep = flags.index_copy(0, left, fewer), halves[-1]
+            if keep > least:
+                left = left.index_select(0, still_left(short.all(dim=0)))
+        return self._entries(every, flags, self.keep, rows, layout)
+
+    def _tried(
+        self,
+        every: Tensor,
+        budget: Tensor,
+        shares: Sequence[float],
+        rows: Params,
+        layout: MessageLayout,
+    ) -> tuple[Tensor, Tensor]:
+        """Return what is kept when these shares are, [tries, devices, entries], and who is short.
+
+        They are tried together, as if they were more devices.
+        """
+        tries, within = len(shares), widths(rows)
+        flags = torch.stack([top(every, within, keep) for keep in shares])
+        again = replace(layout, key=layout.key.repeat(tries))
+        some = self._entries(every.repeat(tries, 1), flags.flatten(0, 1), shares[0], rows, again)
+        return flags, self._short(some, budget.repeat(tries)).view(tries, -1)
+
+    def _short(self, some: "_Kept", budget: Tensor) -> Tensor:
+        """Return whose budget does not hold what is kept with the fewest levels."""
+        fewest = torch.full_like(budget, self.quantisation_levels[0])
+        return some.bits(some.quantised(fewest)[0]).sum(dim=1) > budget
 
     def _entries(
-        self, every: Tensor, flags: Tensor, rows: Params, layout: MessageLayout
+        self, every: Tensor, flags: Tensor, keep: float, rows: Params, layout: MessageLayout
     ) -> "_Kept":
-        """Return the entries that flags keep of rows, which lie side by side in `every`."""
+        """Return the entries that flags keep of rows, which lie side by side in `every`.
+
+        They are the share `keep` of each tensor at most.
+        """
         within = widths(rows)
-        places = Places.of(flags, within, kept_entries(self.keep, within))
+        places = Places.of(flags, within, kept_entries(keep, within))
         entries, slots = places.gathered(every), places.slots
         return _Kept(
             flags,
@@ -150,6 +178,19 @@ class Hq(Quantiser):
             bucket_sizes(slots, self.bucket),
             Outline.of(Symbols(kept=split(flags, rows)), layout, self.symbol_format),
         )
+
+
+def _at_once(rows: Tensor) -> int:
+    """Return how many tries are made together: one on the host, which need not wait."""
+    return 1 if on_host(rows) else max(1, _AT_ONCE // max(1, rows.numel()))
+
+
+def _halves(share: float, least: float, most: int) -> list[float]:
+    """Return a half of a share, a half of that and so on, down to the least or `most` of them."""
+    found = [share / 2]
+    while found[-1] > least and len(found) < most:
+        found.append(found[-1] / 2)
+    return found
 
 
 class _Kept(NamedTuple):

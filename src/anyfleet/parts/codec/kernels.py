@@ -65,7 +65,7 @@ class Kernels:
         key = self.layout.key.expand(self.devices).index_select(0, devices)
         found = Kernels(split(every, self.rows), replace(self.layout, key=key))
         # What is known of them need not be found again.
-        for known in ("norms", "ascending"):
+        for known in {"norms", "ascending", "draws"} & self.__dict__.keys():
             found.__dict__[known] = getattr(self, known).index_select(0, devices)
         found.__dict__["entries"] = every
         return found

@@ -26,9 +26,12 @@ def on_host(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def any_left(flags: Tensor) -> bool:
-    """Return whether any flag is set: all that codecs ever wait for, once a try of a search."""
-    return bool(flags.any())
+def still_left(flags: Tensor) -> Tensor:
+    """Return the places of set flags [devices]: all that codecs ever wait for.
+
+    A search reads who is left in it, and the others are not tried again.
+    """
+    return where_set(flags) if on_host(flags) else flags.nonzero()[:, 0]
 
 
 Array = Any  # of numpy on the host, where calls of torch take longer; elsewhere a tensor
@@ -340,13 +343,6 @@ def _ranked(sizes: Tensor, count: int) -> Tensor:
 def where_set(flags: Tensor) -> Tensor:
     """Return the places of what is not 0, all rows one after the other; on the host only."""
     return torch.from_numpy(np.flatnonzero(flags.numpy()))
-
-
-def worth_a_look(counts: Tensor) -> Tensor:
-    """Return the places of counts that are not 0; off the host those of all, as nobody waits."""
-    if not on_host(counts):
-        return torch.arange(counts.numel(), device=counts.device)
-    return where_set(counts)
 
 
 def tally(keys: Ints, size: int) -> tuple[Ints, Ints]:

@@ -19,11 +19,20 @@ from anyfleet.parts.codec.bitstream import Outline, SymbolFormat
 from anyfleet.parts.codec.entropy_tables import Bins
 from anyfleet.parts.codec.qsgd import uniforms
 from anyfleet.parts.codec.quantiser import Quantiser, as_scale, check_scales, whole
-from anyfleet.parts.codec.ranking import joined, log2, on_host, pieces, split, widths, worth_a_look
+from anyfleet.parts.codec.ranking import (
+    joined,
+    log2,
+    on_host,
+    pieces,
+    split,
+    still_left,
+    widths,
+)
 
 _FINEST, _COARSEST = -20.0, 4.0  # log2 of a step over the root mean square of what is sent
 _FINE = 20.0  # bits for an entry beyond which quantisation levels exceed 32 bits
 _HALVINGS = 11
+_AHEAD = 3  # halvings that are tried together off the host: seven places instead of three
 _SAMPLE = 1 << 12  # blocks of a row that stand for all while a step is searched
 _SHOWN = 8.0  # most bits of an entry that a sample tells
 _MOST = 1 << 13  # quantisation levels that are told apart while a step is searched
@@ -47,6 +56,10 @@ class _Blocks(NamedTuple):
         if len(devices) == len(self.shift):
             return self
         return _Blocks(*(each.index_select(0, devices) for each in self))
+
+    def repeated(self, times: int) -> "_Blocks":
+        """Return those of all devices so many times."""
+        return self if times == 1 else _Blocks(*(each.repeat(times, 1, 1) for each in self))
 
     def levels(self, step: Tensor) -> Tensor:
         """Return quantisation levels in a lattice with `step` [devices]; 0 where it is 0."""
@@ -160,16 +173,35 @@ class Uveq(Quantiser):
 
 def _guessed(blocks: _Blocks, size: Tensor, most: Tensor) -> Tensor:
     """Return the step with about `most` bits for an entry, by bisection on a sample of blocks."""
-    apart = -(-blocks.shift.shape[2] // _SAMPLE)
-    some = _Blocks(*(each[:, :, ::apart].contiguous() for each in blocks))
+    every = -(-blocks.shift.shape[2] // _SAMPLE)
+    some = _Blocks(*(each[:, :, ::every].contiguous() for each in blocks))
     low, high = torch.full_like(most, _FINEST), torch.full_like(most, _COARSEST)
     # A sample cannot show more than this. Finer lattices take a bit more for every halving.
     shown = most.clamp(max=_SHOWN)
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        fits = _entropy(some.levels(as_scale(size * middle.exp2())).flatten(1)) <= shown
-        low, high = torch.where(fits, low, middle), torch.where(fits, middle, high)
+    ahead = 1 if on_host(most) else _AHEAD
+    for begin in range(0, _HALVINGS, ahead):
+        # All places that so many halvings may come to are tried together, as if they were devices.
+        halvings = min(ahead, _HALVINGS - begin)
+        apart, places = (high - low) / (1 << halvings), range(1, 1 << halvings)
+        tried = torch.stack([low + place * apart for place in places])
+        steps = as_scale(size * tried.exp2()).flatten()
+        levels = some.repeated(len(places)).levels(steps).flatten(1)
+        fits = _entropy(levels).view(tried.shape) <= shown
+        low = low + _bisected(fits, halvings) * apart
+        high = low + apart
     return as_scale(size * (high - (most - shown)).exp2())
+
+
+def _bisected(fits: Tensor, halvings: int) -> Tensor:
+    """Return before which place so many halvings end, [devices], from 0 on.
+
+    `fits` says of every place between the ends, [places, devices], whether they go on below it.
+    """
+    found = torch.zeros_like(fits[0], dtype=torch.int64)
+    for left in reversed(range(halvings)):
+        middle = found + (1 << left)
+        found = torch.where(fits.gather(0, middle[None] - 1)[0], found, middle)
+    return found
 
 
 def _fitted(
@@ -178,7 +210,8 @@ def _fitted(
     """Return steps of at most `most` bits for an entry, from steps that are about right.
 
     Where none fit, they are the coarsest. `size` gives the bits for an entry of some devices at
-    some steps. Devices are settled one by one; on the host they leave the search then.
+    some steps. Devices leave the search when they are settled; who is left is all that is waited
+    for, off the host after every second check.
     """
     search = torch.stack([step, coarsest, torch.zeros_like(step), coarsest])
     row, found = torch.arange(len(step), device=step.device), coarsest
@@ -192,9 +225,6 @@ def _fitted(
         # What is settled stays, whoever else is in the stack.
         found = found.index_copy(0, row, torch.where(unsettled, fits, found.index_select(0, row)))
         unsettled = unsettled & ~((good & (bits >= _FULL * wanted)) | (over >= coarse))
-        left = worth_a_look(unsettled)
-        if not len(left):
-            break
         # Fine lattices lose a bit by every doubling, coarse ones half of their bits.
         longer, ratio = (bits - wanted).exp2(), bits / wanted
         # Some are flatter still, so strides grow until there is a step on either side.
@@ -203,8 +233,12 @@ def _fitted(
         within = (guess > over) & (guess < fits)
         other = torch.where(within, guess, (over.clamp(min=1e-45) * fits).sqrt())
         search = torch.stack([as_scale(other), fits, over, coarse])
-        if len(left) < len(row):
-            search, row, unsettled = search.index_select(1, left), row[left], unsettled[left]
+        if attempt < _CHECKS and (on_host(unsettled) or attempt % 2 == 0):
+            left = still_left(unsettled)
+            if not len(left):
+                break
+            if len(left) < len(row):
+                search, row, unsettled = search.index_select(1, left), row[left], unsettled[left]
     return found
 
 
