@@ -61,6 +61,7 @@ from anyfleet.runtime.simulated.execution import (
     misnamed,
     placed,
 )
+from anyfleet.runtime.simulated.freed_memory import keep_freed_memory
 from anyfleet.tracebacks import during, in_known_code, raised_inside, remedied
 from anyfleet.world import Fleet, World
 
@@ -443,6 +444,7 @@ def prepare(
     saves building it again, and with `world` the fleet. Raise ConfigError and StoreError as `build`
     and `play` do.
     """
+    keep_freed_memory()
     past = resume.execution if resume else None
     if past is not None:
         experiment = _as_before(experiment, past)

@@ -46,6 +46,7 @@ from anyfleet.runtime.simulated.engines import (
     Workers,
     cores,
 )
+from anyfleet.runtime.simulated.freed_memory import keep_freed_memory
 from anyfleet.runtime.simulated.simulator import Simulated
 from anyfleet.world import World
 
@@ -213,6 +214,7 @@ def _measured_now(
 
     The first has so many orders with so many local steps. Measuring takes about `most` seconds.
     """
+    keep_freed_memory()  # as the run will have it
     clock = _Clock(prospect)
     clock.seconds(Sequential(), _shortened(orders, [0], 1, prospect.task))
     engines, unstackable = candidates(), _unstackable(clock, orders)
@@ -411,6 +413,7 @@ def shape_of(prospect: Prospect) -> dict[str, Any]:
         "processor": torch.backends.cpu.get_cpu_capability(),
         "cores": cores(),
         "threads": torch.get_num_threads(),
+        "engines": sorted(candidates()),
         "model": task.blueprint.program.digest.hex(),
         "parameters": {name: [*value.shape] for name, value in task.params.items()},
         "precision": sorted({str(value.dtype) for value in task.params.values()}),
