@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -18,6 +19,10 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     Path(_CACHE.name, "engines").touch()
 # Nor does the width of their terminal change the tables that tests read.
 os.environ.pop("COLUMNS", None)
+
+# A shell lets commands in the background ignore Ctrl-C, which tests send to those they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # One thread: sums keep their order, and the test processes do not fight for cores.
 torch.set_num_threads(1)
