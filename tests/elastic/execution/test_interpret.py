@@ -29,6 +29,7 @@ KEY = rng.root(0, "test")
 MOVING = Mode(dropout=False, statistics="batch", update="module")
 
 
+@pytest.mark.parametrize("size", [2, 80], ids=["few", "many"])
 @pytest.mark.parametrize(
     "pool",
     [
@@ -42,17 +43,29 @@ MOVING = Mode(dropout=False, statistics="batch", update="module")
     ],
     ids=str,
 )
-def test_max_pooling_is_the_same_with_and_without_a_gradient(pool: nn.Module) -> None:
-    x = torch.randn(3, 2, 11, 8, generator=torch.Generator().manual_seed(1)).relu()
+def test_max_pooling_is_that_of_torch_with_its_gradient(pool: nn.Module, size: int) -> None:
+    x = torch.randn(3, size, 11, 8, generator=torch.Generator().manual_seed(1)).relu()
     x[0, 0, 4, 4] = torch.nan
-    blueprint = trace(nn.Sequential(pool), x)
-    want = pool(x)
-    for given in (x, x.clone().requires_grad_()):
-        got, _ = apply(blueprint, {}, {}, given, TRAIN)
-        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    x.requires_grad_()
+    blueprint = trace(nn.Sequential(pool), x.detach())
+
+    def loss(each: Tensor, pooled: Callable[[Tensor], Tensor]) -> Tensor:
+        y = pooled(each)
+        return (y * torch.arange(1.0, 1 + y.numel()).view_as(y)).nansum()
+
+    def ours(each: Tensor) -> Tensor:
+        return apply(blueprint, {}, {}, each, TRAIN)[0]
+
+    exactly = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
+    want, slope = pool(x), torch.autograd.grad(loss(x, pool), x)[0]
+    for given in (x.detach(), x):
+        got = ours(given)
+        exactly(got, want)
         assert got.is_contiguous()
-    stacked = vmap(lambda each: apply(blueprint, {}, {}, each, TRAIN)[0])(torch.stack([x, x]))
-    torch.testing.assert_close(stacked[1], want, rtol=0, atol=0, equal_nan=True)
+    exactly(torch.autograd.grad(loss(x, ours), x)[0], slope)
+    stack = torch.stack([x.detach(), x.detach()])
+    exactly(vmap(ours)(stack)[1], want)
+    exactly(vmap(grad(partial(loss, pooled=ours)))(stack)[1], slope)
 
 
 @pytest.mark.parametrize("name", NETS)

@@ -109,20 +109,38 @@ def attention(run: Run, args: list[Any], node: Node) -> Tensor:
 
 
 def max_pool(_run: Run, args: list[Any], _node: Node) -> Tensor:
-    """Pool by rows and then by columns where no gradient will be asked for.
+    """Pool on a CPU in another way than torch: the same numbers and gradients in less time.
 
-    The same numbers 7 to 10 times faster on a CPU, where torch's kernel looks for the place of
-    every maximum. Layers that are not trained would take longer to pool than to convolve.
+    Torch's kernel looks for the place of every maximum with a branch that nobody can predict, and
+    would take longer than the convolution before it.
     """
     x, kernel, *further = args
-    padded = len(further) > 1  # or dilated, or rounded up
-    if padded or x.requires_grad or x.device.type != "cpu" or len(kernel) != 2:
+    if x.device.type != "cpu" or len(kernel) != 2:
         return torch.max_pool2d(x, kernel, *further)
-    height, width = kernel
-    down, right = (further[0] if further else None) or kernel
-    rows = reduce(torch.maximum, x.unfold(-2, height, down).unbind(-1))
-    pooled: Tensor = reduce(torch.maximum, rows.unfold(-1, width, right).unbind(-1))
+    padded = len(further) > 1  # or dilated, or rounded up
+    if not x.requires_grad and not padded:
+        return _pooled_by_rows(x, kernel, (further[0] if further else None) or kernel)
+    if x.numel() < _WORTH_TRANSPOSING:
+        return torch.max_pool2d(x, kernel, *further)
+    return _pooled_by_places(x, kernel, further)
+
+
+def _pooled_by_rows(x: Tensor, kernel: list[int], stride: list[int]) -> Tensor:
+    """Pool by rows and then by columns, for a result that no gradient will be asked of."""
+    rows = reduce(torch.maximum, x.unfold(-2, kernel[0], stride[0]).unbind(-1))
+    pooled: Tensor = reduce(torch.maximum, rows.unfold(-1, kernel[1], stride[1]).unbind(-1))
     return pooled.contiguous()
+
+
+def _pooled_by_places(x: Tensor, kernel: list[int], further: list[Any]) -> Tensor:
+    """Pool by finding the places of the maxima, and then taking what is there.
+
+    With its channels last, torch finds the places for several channels at a time; with its channels
+    first, it is faster at taking and at giving gradients back.
+    """
+    last = x.detach().movedim(-3, -1).contiguous().movedim(-1, -3)
+    places = torch.ops.aten.max_pool2d_with_indices(last, kernel, *further)[1]
+    return x.flatten(-2).gather(-1, places.flatten(-2)).view(places.shape)
 
 
 def convolution(_run: Run, args: list[Any], _node: Node) -> Tensor:
@@ -173,6 +191,7 @@ def _stacked(tensor: Tensor) -> bool:
     return False
 
 
+_WORTH_TRANSPOSING = 1 << 14  # elements; fewer are pooled before another way is prepared
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 SPECIAL: dict[str, Special] = {
     **draws.RANDOM,
