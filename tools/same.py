@@ -3,12 +3,12 @@
     python -m tools.same OUT [RECIPE ...]
     python -m tools.same A B
 
-The first form plays the recipes (all of them, or those named) for three rounds in double precision
-with the sequential engine, and writes parameters, statistics, ledgers and records into the folder
-OUT, one file each. The second compares two such folders, made with two versions of the source. All
-numbers must be the same, but for parameters and statistics, whose vectors may be 1e-10 apart,
-relative to their length, and what devices measure of them: the order of sums may change. The exit
-code is 1 if anything differs.
+The first form plays recipes (those named, or all that are run files) for three rounds in double
+precision with the sequential engine, and writes parameters, statistics, ledgers and records into
+the folder OUT, one file each. The second compares two such folders, made with two versions of the
+source. All numbers must be the same, but for parameters and statistics, whose vectors may be 1e-10
+apart, relative to their length, and what devices measure of them: the order of sums may change. The
+exit code is 1 if anything differs.
 """
 
 import sys
@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
+from anyfleet.evidence.library import Library
 from anyfleet.experiment import RoundResult, build, load, play
 from anyfleet.runtime import Sequential
 from anyfleet.tasks import Task
@@ -98,6 +99,12 @@ def write(out: Path, recipes: Sequence[Path]) -> None:
         _say(f"{recipe}: written")
 
 
+def run_files() -> list[Path]:
+    """Return all recipes but those of items, which are studies of many runs on real data."""
+    items = {Path("recipes", f"{name}.toml") for name in Library().names()}
+    return sorted(set(Path("recipes").rglob("*.toml")) - items)
+
+
 def compare(one: Path, two: Path) -> bool:
     """Print in what two folders differ; return whether they hold the same, and anything at all."""
     files = [{each.name for each in folder.glob("*.npz")} for folder in (one, two)]
@@ -122,7 +129,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0 if compare(*paths) else 1
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    write(paths[0], paths[1:] or sorted(Path("recipes").rglob("*.toml")))
+    write(paths[0], paths[1:] or run_files())
     return 0
 
 

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from tools import same
 
+from anyfleet.experiment import load
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -60,3 +62,11 @@ def test_folders_without_anything_are_not_the_same(tmp_path: Path) -> None:
 
 def test_a_recipe_of_one_folder_alone_is_told(found: Path, tmp_path: Path) -> None:
     assert same.main([str(found), str(tmp_path)]) == 1
+
+
+def test_without_names_all_run_files_are_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    names = [str(each.relative_to("recipes")) for each in same.run_files()]
+    assert "fedavg.toml" in names
+    for file in same.run_files():
+        load(file)  # an item is no run file, and is refused here
