@@ -31,12 +31,12 @@ demo: $(READY) ## run the main job on the embedded data: 20 unequal devices, six
 	$(BIN)/anyfleet demo
 
 test: lint ## lint, types, then all tests
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 lint: $(READY) ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict
+	$(BIN)/mypy --strict -n $(JOBS)
 
 gpu: $(READY) ## run the checks that need a CUDA device; without one it says so
 	@$(BIN)/python -m tools.gpu
