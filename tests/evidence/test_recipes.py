@@ -38,8 +38,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.parametrize("name", LIBRARY.names())
 def test_every_recipe_is_valid(name: str) -> None:
     found = item(name)
-    assert found.experiments() or found.calculate
-    assert found.experiments(quick=True).keys() == found.experiments().keys()
+    experiments = found.experiments()
+    assert experiments or found.calculate
+    assert found.experiments(quick=True).keys() == experiments.keys()
     assert found.explains is None or found.explains in LIBRARY.names()
     head = (ROOT / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
     assert head.startswith(f"# anyfleet reproduce {name}\n#\n")

@@ -2,6 +2,7 @@
 
 import ast
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,17 +19,22 @@ def test_there_are_many_and_each_has_a_name_of_its_own() -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_has_its_place_and_its_tests(fault: Fault) -> None:
-    source = (ROOT / fault.file).read_text(encoding="utf-8")
-    planted = fault.planted(source)
-    assert ast.dump(ast.parse(planted)) != ast.dump(ast.parse(source))
+    planted = fault.planted((ROOT / fault.file).read_text(encoding="utf-8"))
+    assert ast.dump(ast.parse(planted)) != dumped(fault.file)
     for test in fault.tests:
         file, _, name = test.partition("::")
-        known = {node.name for node in ast.walk(parsed(file)) if isinstance(node, ast.FunctionDef)}
-        assert not name or name.partition("[")[0] in known, f"{file} has no {name}"
+        assert not name or name.partition("[")[0] in functions(file), f"{file} has no {name}"
 
 
-def parsed(file: str) -> ast.Module:
-    return ast.parse((ROOT / file).read_text(encoding="utf-8"))
+@cache
+def dumped(file: str) -> str:
+    return ast.dump(ast.parse((ROOT / file).read_text(encoding="utf-8")))
+
+
+@cache
+def functions(file: str) -> frozenset[str]:
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
 
 # --- who judges, on a project of two files ----------------------------------------------------
