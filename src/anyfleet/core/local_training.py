@@ -176,7 +176,7 @@ def train_with(
     drawn = zip(places.unbind(-2), valid.unbind(-2), keys.unbind(-1), strict=True)
     alone = _counts(context, valid)
     # A CUDA graph has places of its own for what its steps read and leave.
-    writing = _advanced if valid.device.type == "cpu" and lift_step is None else _stepped
+    writing = _advanced if valid.device.type == "cpu" else _stepped
     for i, batch in enumerate(map(_Drawn._make, drawn)):
         # The guard holds the old state beside the new one: a device alone never needs it.
         step = _guarded if i >= bounds.shared_steps else writing if i else _stepped

@@ -19,7 +19,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import (
     TreeSpec,
@@ -35,6 +34,7 @@ from anyfleet.core.local_training import Extent, Inputs, Lift, train_with
 from anyfleet.core.padding import unpaddable
 from anyfleet.core.slots import Train, TrainingContext, TrainingResult
 from anyfleet.errors import AnyfleetWarning
+from anyfleet.runtime.simulated.recorded_steps import RecordedSteps, plain_operators
 from anyfleet.tracebacks import quoted
 
 Precision = Literal["float32", "tf32", "bf16"]
@@ -85,7 +85,7 @@ class CapturedTraining:
     the device's memory. Graphs have memory of their own, so that they may run side by side on the
     streams that their callers choose. With `compile` the local steps are compiled first. What
     cannot be captured or compiled runs as it is, and a warning says why, once. On a CPU nothing is
-    captured.
+    captured, but local steps that come often are recorded.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class CapturedTraining:
         self.seconds = 0.0  # spent on capturing and compiling
         self._graphs: dict[Hashable, _Graph | _Substeps] = {}
         self._refused: dict[Hashable, str] = {}
+        self._recorded = RecordedSteps()
 
     @property
     def captured(self) -> int:
@@ -117,7 +118,11 @@ class CapturedTraining:
         with arithmetic(self.precision, inputs.key.device):
             given = _Given(draws, trainer, context, inputs, bounds, lift)
             graph = self._graph(given)
-            return given.train() if graph is None else graph.replay(given)
+            if graph is not None:
+                return graph.replay(given)
+            on_cpu = inputs.key.device.type == "cpu" and self.precision == "float32"
+            recorded = self._recorded.of(trainer, context) if on_cpu and lift is vmap else None
+            return given.train(recorded)
 
     def _graph(self, given: "_Given") -> "_Graph | _Substeps | None":
         """Return the graph of a training, captured now if need be; None if there is none."""
@@ -558,13 +563,7 @@ def traced_step(
         results.append(shape)
         return found
 
-    # One tensor given twice would be traced as if it always were.
-    apart = [
-        leaf.clone() if any(leaf is other for other in leaves[:place]) else leaf
-        for place, leaf in enumerate(leaves)
-    ]
-    traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*apart)
-    return traced, results[-1]
+    return plain_operators(flat, leaves), results[-1]
 
 
 def _static(inputs: Inputs) -> Inputs:
