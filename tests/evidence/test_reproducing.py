@@ -132,6 +132,14 @@ def test_runs_of_two_commands_are_joined() -> None:
     assert (half.minutes, half.commit) == (6.0, "abc; def")
 
 
+@pytest.mark.parametrize("value", [0.1, 0.2], ids=["repeated", "other runs"])
+def test_runs_of_other_cases_keep_the_cases_that_a_result_serves(value: float) -> None:
+    first = replace(cell({0: 0.1}), case="odd", also=(("even", "FedAvg"),))
+    later = replace(cell({0: value}), case="odd, late", also=(("even, late", "FedAvg"),))
+    served = [case for case, _ in first.joined(later).places()]
+    assert served == ["odd", "even", "odd, late", "even, late"]
+
+
 def test_a_repeated_command_may_add_diagnostics() -> None:
     first = cell({0: 0.1, 1: 0.2}, 2.0)
     more = {seed: replace(run, diagnostics={"loss": (0.5,)}) for seed, run in first.runs.items()}

@@ -82,13 +82,19 @@ class CellResult(msgspec.Struct, frozen=True, omit_defaults=True):
         they come from does not change then. One that goes on brings them with new ones. Runs that
         differ replace those with their seeds.
         """
+        # A command may name some cases only: those of earlier ones are still this experiment.
+        _, *also = dict.fromkeys((*self.places(), *later.places()))
         same = [seed for seed, run in later.runs.items() if _equal(self.runs.get(seed), run)]
         if len(same) == len(later.runs):
-            return msgspec.structs.replace(self, also=later.also, runs={**self.runs, **later.runs})
+            runs = {**self.runs, **later.runs}
+            return msgspec.structs.replace(self, also=tuple(also), runs=runs)
         kept = {seed: run for seed, run in self.runs.items() if seed not in later.runs}
         before = self if kept or same else later
         return msgspec.structs.replace(
             later,
+            case=self.case,
+            method=self.method,
+            also=tuple(also),
             machine=_both(before.machine, later.machine),
             date=_both(before.date, later.date),
             commit=_both(before.commit, later.commit),
