@@ -119,7 +119,7 @@ def test_who_looks_at_the_index_of_a_step_is_not_recorded(trainer: Train) -> Non
 
 def test_trainers_are_told_apart() -> None:
     steps = RecordedSteps(after=1)
-    for trainer in (PLAIN, replace(PLAIN, proximal=0.5)):
+    for trainer in (PLAIN, replace(PLAIN, clip=1e-3)):
         given = stack(PLAINEST(), trainer, [0, 1])
         mapped = train(trainer, *given, lift=vmap, cohort_key=0)
         assert same_bits(recorded(steps, trainer, given), mapped)
