@@ -351,6 +351,8 @@ def cores() -> int:
 
 
 NEEDS = {"plain": (), "pfl": ("pfl",), "flower": ("flwr", "ray")}
+WARM = 3  # rounds after which a peer is as fast as it gets
+SECONDS = 20.0  # after which no more rounds of the product are begun, beside the first
 
 
 def started(
@@ -361,6 +363,7 @@ def started(
         raise NotRun("not installed")
     if options.late:
         raise NotRun("the time was used up")
+    options = replace(options, warm=min(WARM, options.warm))
     command = [sys.executable, "-m", "benchmarks.peers", "--child", peer, "--works", work.name]
     command += ["--device", options.device, "--precision", options.precision]
     command += ["--rounds", str(options.rounds), "--warm", str(options.warm)]
@@ -436,7 +439,7 @@ def product(work: Workload, options: Options) -> tuple[Timing, str]:
 
     task = built(work, options.device)
     method = fedavg(count=work.cohort, lr=work.lr, batch_size=work.batch, epochs=1)
-    return timed(method, task, options, replies=work.cohort), ""
+    return timed(method, task, options, seconds=SECONDS, replies=work.cohort), ""
 
 
 def rows(work: Workload, options: Options, asked: Asked) -> list[tuple[Cell, ...]]:
@@ -539,7 +542,7 @@ def training_share(works: Sequence[Workload], options: Options, engines: Sequenc
         own = replace(options, engine=engine)
         method = fedavg(count=work.cohort, lr=work.lr, batch_size=work.batch)
         rounds = play_rounds(method, built(work, own.device), own)
-        found = times_of(rounds, own)
+        found = times_of(rounds, own, seconds=SECONDS)
         split = shares(rounds, 4.0)
         whole = 1 / split["train launch"]
         return found.ms, found.ms / whole, whole, verdict(whole, 1.10)

@@ -376,7 +376,9 @@ class Train(Slot):
 
     Devices with the same shapes are trained together, each method mapped over all of them
     (`torch.func.vmap`). So a method must not branch on the values of tensors, nor keep anything
-    outside the state that it returns. Randomness comes from `Minibatch.key`.
+    outside the state that it returns. Randomness comes from `Minibatch.key`. Steps of stacks that
+    come often are recorded as their operators of torch: their Python code, a `print` for example,
+    is not run any more. `Sequential` runs it every time.
     """
 
     def hyperparameters(self, round_index: int, samples: Ints) -> Hyperparameters:
