@@ -53,7 +53,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def waits(trainer: Train, norm: Any = None) -> list[str]:
     """Return what training a stack of three unequal devices waits for or copies."""
     task = replace(small.task(equal=False), augment=InTurn())
-    context, inputs, bounds = stack(task, trainer, [0, 1, 2], norm=norm)
+    context, inputs, bounds = stack(task, trainer, [1, 2, 5], norm=norm)
+    assert (bounds.shared_steps, bounds.local_steps) == (1, 2)
     draws = trainer.shared_draws(bounds.local_steps, torch.tensor(3))
     there = tree_map(
         lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"), inputs
@@ -64,9 +65,9 @@ def waits(trainer: Train, norm: Any = None) -> list[str]:
     return watch.seen
 
 
-BASE = Gradient(Decaying(0.1), Sgd(momentum=0.9, nesterov=True, weight_decay=0.1), batch_size=16)
+BASE = Gradient(Decaying(0.1), Sgd(momentum=0.9, nesterov=True, weight_decay=0.1), batch_size=32)
 TRAINERS: dict[str, Train] = {
-    "plain": Gradient(batch_size=16),
+    "plain": Gradient(batch_size=32),
     "sgd": BASE,
     "adamw": replace(BASE, optimiser=AdamW()),
     "options": replace(
