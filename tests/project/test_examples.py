@@ -1,10 +1,8 @@
 """Examples and recipes: what we show to people works."""
 
 import doctest
-import os
 import re
 import runpy
-import subprocess
 import sys
 import tomllib
 from dataclasses import replace
@@ -34,20 +32,6 @@ from tests.helpers.vectors import PLACE, step, vectors
 ROOT = Path(__file__).resolve().parents[2]
 ITEMS = {ROOT / "recipes" / f"{name}.toml" for name in Library(ROOT).names()}  # tests/evidence
 RECIPES = sorted(set((ROOT / "recipes").rglob("*.toml")) - ITEMS)
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-
-
-def python(folder: Path, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture
@@ -64,13 +48,15 @@ def anyfleet_command(*words: str) -> str:
     return done.output
 
 
-def test_own_model_is_short_and_learns(tmp_path: Path) -> None:
+def test_own_model_is_short_and_learns(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     example = ROOT / "examples/own_model.py"
     assert len(example.read_text().splitlines()) <= 20
-    shown = python(tmp_path, str(example)).splitlines()
+    with torch.random.fork_rng():
+        runpy.run_path(str(example), run_name="__main__")
+    shown = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in shown] == ["ring", "half"]
     assert all(float(line.split()[2]) > 0.8 for line in shown)
-    ring, half = (load_file(tmp_path / f"{name}.safetensors") for name in ("ring", "half"))
+    ring, half = (load_file(here / f"{name}.safetensors") for name in ("ring", "half"))
     assert ring["0.weight"].equal(half["0.weight"]), "the frozen layer moved"
     assert not ring["2.weight"].equal(half["2.weight"])
 
