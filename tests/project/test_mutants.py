@@ -2,7 +2,7 @@
 
 import ast
 from collections import Counter
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import pytest
@@ -19,16 +19,35 @@ def test_there_are_many_and_each_has_a_name_of_its_own() -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_has_its_place_and_its_tests(fault: Fault) -> None:
-    planted = fault.planted((ROOT / fault.file).read_text(encoding="utf-8"))
-    assert ast.dump(ast.parse(planted)) != dumped(fault.file)
+    text = (ROOT / fault.file).read_text(encoding="utf-8")
+    assert differ(statements(text), statements(fault.planted(text)))
     for test in fault.tests:
         file, _, name = test.partition("::")
         assert not name or name.partition("[")[0] in functions(file), f"{file} has no {name}"
 
 
-@cache
-def dumped(file: str) -> str:
-    return ast.dump(ast.parse((ROOT / file).read_text(encoding="utf-8")))
+@lru_cache(maxsize=4)
+def statements(text: str) -> list[tuple[str, ast.stmt]]:
+    """The statements at the top of a program, each with its text, decorators and comments too."""
+    lines, body = text.splitlines(), ast.parse(text).body
+    cuts = [0, *(each.end_lineno for each in body)]
+    return [("\n".join(lines[a:b]), each) for a, b, each in zip(cuts, cuts[1:], body, strict=False)]
+
+
+def differ(one: list[tuple[str, ast.stmt]], two: list[tuple[str, ast.stmt]]) -> bool:
+    """Whether two programs mean different things; equal texts are not compared any further."""
+    pairs = zip(one, two, strict=True) if len(one) == len(two) else ()
+    return len(one) != len(two) or any(
+        ast.dump(a) != ast.dump(b) for (left, a), (right, b) in pairs if left != right
+    )
+
+
+def test_a_program_differs_by_what_it_means() -> None:
+    text = "import os\n\n\n@cache\ndef double(number):\n    return 2 * number  # twice\n"
+    assert not differ(statements(text), statements(text.replace("# twice", "# two times")))
+    assert not differ(statements(text), statements(f"# a head\n{text}# an end\n"))
+    for old, new in (("2 *", "3 *"), ("cache", "memo"), ("os", "re"), ("@", "print()\n@")):
+        assert differ(statements(text), statements(text.replace(old, new)))
 
 
 @cache
