@@ -2,7 +2,9 @@
 
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pytest
@@ -18,26 +20,30 @@ from anyfleet.parts import codec as codecs
 from anyfleet.wire import CheckInReport
 from tests.helpers.messages import taken_apart
 
-CASES = messages()
+
+@cache
+def cases() -> Sequence[Case]:
+    """Made when a test asks, and not in every process that collects the tests."""
+    return messages()
 
 
 def test_there_are_messages_of_every_codec_and_kind_both_ways() -> None:
-    uplinks = {type(case.order.job.uplink).__name__ for case in CASES if case.up}
+    uplinks = {type(case.order.job.uplink).__name__ for case in cases() if case.up}
     assert uplinks == set(codecs.__all__) - {"Quantiser"}
-    assert {case.order.kind for case in CASES} == set(Kind)
-    assert {case.up for case in CASES} == {True, False}
-    assert {float(case.order.column_width[0]) for case in CASES} == {0.25, 1.0}
-    nested = {case.order.job.uplink for case in CASES if case.up}
+    assert {case.order.kind for case in cases()} == set(Kind)
+    assert {case.up for case in cases()} == {True, False}
+    assert {float(case.order.column_width[0]) for case in cases()} == {0.25, 1.0}
+    nested = {case.order.job.uplink for case in cases() if case.up}
     assert {codecs.TopK(0.15, codecs.Uveq()), codecs.ErrorFeedback(codecs.Fgc())} <= nested
-    assert {1, 4} <= {len(taken_apart(case.data)[1]) for case in CASES}
-    for case in CASES:
+    assert {1, 4} <= {len(taken_apart(case.data)[1]) for case in cases()}
+    for case in cases():
         kinds = {b"o": Cohort, b"r": Replies, b"i": CheckInReport, b"c": OrderChoices}
         assert isinstance(case.read(case.data), kinds[case.data[2:3]])
-    assert {case.data[2:3] for case in CASES} == {b"o", b"r", b"i", b"c"}
+    assert {case.data[2:3] for case in cases()} == {b"o", b"r", b"i", b"c"}
 
 
 def test_spoilt_messages_are_refused_for_many_reasons_and_nothing_else_escapes() -> None:
-    tally = fuzz(3000, 1, CASES)
+    tally = fuzz(3000, 1, cases())
     assert tally.count == 3000
     assert not tally.escaped, tally.escaped[0][0]
     assert ESCAPED not in tally.reasons
@@ -48,7 +54,7 @@ def test_spoilt_messages_are_refused_for_many_reasons_and_nothing_else_escapes()
 
 
 def test_the_same_seed_spoils_in_the_same_way() -> None:
-    data = [case.data for case in CASES]
+    data = [case.data for case in cases()]
     one, two, other = (
         [mangled(data[0], data, np.random.default_rng(seed)) for _ in range(20)]
         for seed in (3, 3, 4)
@@ -78,7 +84,7 @@ def test_what_escapes_or_takes_too_long_is_told(
     sort: type[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tool, "SECONDS", 0.05)
-    case = CASES[0]
+    case = cases()[0]
     tally = fuzz(2, 0, [sort(case.data, case.order, case.task, up=case.up)])
     assert tally.reasons == {ESCAPED: 2}
     assert len(tally.escaped) == 2

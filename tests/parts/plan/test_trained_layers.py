@@ -1,6 +1,8 @@
 """Depths: which layers a device trains, who decides it, and by what."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -34,33 +36,40 @@ def traced(net: nn.Module, *shape: int) -> Blueprint:
     return trace(net, torch.zeros(2, *shape))
 
 
-FCNN = traced(zoo.perceptron(), 1, 28, 28)
-CNN_MNIST = traced(zoo.cnn_mnist(), 1, 28, 28)
-CNN_CIFAR = traced(zoo.cnn_cifar(), 3, 32, 32)
+NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "FCNN": (zoo.perceptron, (1, 28, 28)),
+    "MNIST": (zoo.cnn_mnist, (1, 28, 28)),
+    "CIFAR": (zoo.cnn_cifar, (3, 32, 32)),
+}
+
+
+@cache
+def blueprint_of(name: str) -> Blueprint:
+    net, shape = NETS[name]
+    return traced(net(), *shape)
 
 
 # --- which layers -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("blueprint", "widths", "layers"),
+    ("name", "widths", "layers"),
     [
-        (FCNN, 4, [2, 3, 4, 5]),
-        (CNN_MNIST, 4, [1, 2, 3, 4]),
-        (CNN_CIFAR, 5, [1, 2, 3, 4, 5]),
-        (FCNN, 2, [4, 5]),
-        (CNN_MNIST, 2, [3, 4]),
-        (CNN_CIFAR, 2, [4, 5]),
-        (FCNN, None, [1, 2, 3, 4, 5]),
-        (FCNN, 1, [5]),
-        (CNN_MNIST, 7, [1, 2, 3, 4]),
+        ("FCNN", 4, [2, 3, 4, 5]),
+        ("MNIST", 4, [1, 2, 3, 4]),
+        ("CIFAR", 5, [1, 2, 3, 4, 5]),
+        ("FCNN", 2, [4, 5]),
+        ("MNIST", 2, [3, 4]),
+        ("CIFAR", 2, [4, 5]),
+        ("FCNN", None, [1, 2, 3, 4, 5]),
+        ("FCNN", 1, [5]),
+        ("MNIST", 7, [1, 2, 3, 4]),
     ],
     ids=["FCNN 4", "MNIST 4", "CIFAR 5", "FCNN 2", "MNIST 2", "CIFAR 2", "each", "one", "too many"],
 )
-def test_1_3_widths_of_the_table(
-    blueprint: Blueprint, widths: int | None, layers: list[int]
-) -> None:
+def test_1_3_widths_of_the_table(name: str, widths: int | None, layers: list[int]) -> None:
     """specification §1.3, smallest width first."""
+    blueprint = blueprint_of(name)
     found = [
         len(blueprint.layers) - first for first in reversed(first_trained_layers(blueprint, widths))
     ]
@@ -73,9 +82,10 @@ def test_1_3_widths_of_the_table(
 
 
 def test_levels_may_name_their_layers() -> None:
-    assert first_trained_layers(FCNN, trained_layers=(5, 4, 3, 2)) == first_trained_layers(FCNN, 4)
-    assert first_trained_layers(FCNN, trained_layers=(3, 1)) == (2, 4)
-    assert first_trained_layers(CNN_MNIST, trained_layers=(9, 1)) == (0, 3)
+    fcnn = blueprint_of("FCNN")
+    assert first_trained_layers(fcnn, trained_layers=(5, 4, 3, 2)) == first_trained_layers(fcnn, 4)
+    assert first_trained_layers(fcnn, trained_layers=(3, 1)) == (2, 4)
+    assert first_trained_layers(blueprint_of("MNIST"), trained_layers=(9, 1)) == (0, 3)
 
 
 def test_1_3_a_model_with_one_layer_has_one_width() -> None:
