@@ -349,7 +349,8 @@ def test_diagnostics_are_plain_data_and_come_back() -> None:
 def test_a_run_folder_has_the_notes_of_its_steps(tmp_path: Path) -> None:
     base = fedpns(count=4, lr=0.1, batch_size=8)
     method = replace(base, aggregate=Diagnosed(base.aggregate))
-    experiment = Experiment(Embedded(devices=6, server=50), method, rounds=2, engine=Sequential())
+    task = Embedded(devices=6, server=50, limit=400)
+    experiment = Experiment(task, method, rounds=2, engine=Sequential())
     with Recording(tmp_path, experiment) as recording:
         for result in play(experiment):
             recording.append(result)
