@@ -1,4 +1,4 @@
-"""Four devices as processes of their own, over TLS with keys: models are those of the simulator.
+"""Three devices as processes of their own, over TLS with keys: models are those of the simulator.
 
 One fleet serves all methods, one run after the other, as `anyfleet fleet serve` does. The devices
 are started by the public command, and stay for all runs.
@@ -29,7 +29,8 @@ from anyfleet.tasks import Embedded
 from anyfleet.tasks.zoo import perceptron
 from anyfleet.world import levels
 
-DEVICES, ROUNDS = 4, 3
+# Both levels of the fleet, and one more device than a buffered round waits for.
+DEVICES, ROUNDS = 3, 3
 PLAIN = fedavg(count=DEVICES, lr=0.1)
 METHODS = {
     "FedAvg": PLAIN,

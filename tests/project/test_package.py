@@ -13,6 +13,7 @@ import sysconfig
 import textwrap
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import get_args, get_type_hints
@@ -147,7 +148,8 @@ def imported(source: str, modules: Collection[str]) -> set[str]:
     return found & set(modules)
 
 
-def import_graph() -> dict[str, set[str]]:
+@cache
+def import_graph() -> Mapping[str, Collection[str]]:
     """By module: the modules of this package that it imports.
 
     Without the front door, which shows names from every layer and imports none before it is used.
@@ -409,7 +411,7 @@ def clean_environment(folder: Path, wheel: Path) -> Path:
     shell([sys.executable, "-m", "venv", "--without-pip", folder], folder.parent)
     python = folder / "bin" / "python"
     pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python]
-    shell([*pip, "install", "-q", "--no-deps", "--no-index", wheel], folder.parent)
+    shell([*pip, "install", "-q", "--no-compile", "--no-deps", "--no-index", wheel], folder.parent)
     (packages,) = folder.glob("lib/python3*/site-packages")
     # A path that a .pth file adds gets no .pth processing itself: the editable anyfleet stays out.
     (packages / "borrowed.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
