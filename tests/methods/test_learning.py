@@ -59,7 +59,8 @@ def test_fedavg_reaches_its_floor() -> None:
 RATES: Training = {"lr": 0.05, "batch_size": 16, "epochs": 2, "momentum": 0.5}
 SHARES = (1.0, 0.5, 0.25)
 FLEET = levels(speeds=(1e9, 5e8, 2.5e8))
-ROUNDS = 7
+ROUNDS = 5
+MORE = 7  # what is quantised comes as near a little later
 
 WHOLE: dict[str, Method] = {  # everybody trains the whole model
     "fedavg": fedavg(count=8, **RATES),
@@ -115,11 +116,11 @@ class Learned:
 
 
 @cache
-def learned(method: Method, fleet: Fleet = FLEET) -> Learned:
+def learned(method: Method, fleet: Fleet = FLEET, *, rounds: int = ROUNDS) -> Learned:
     """By the engine that is quickest here."""
     task = clothes()
     start = evaluate(task, task.params, task.buffers, norm=method.norm)["loss"]
-    setting = {"engine": Stacked(), "rounds": ROUNDS, "evaluate_every": ROUNDS}
+    setting = {"engine": Stacked(), "rounds": rounds, "evaluate_every": rounds}
     results = list(play(Experiment(task, method, fleet, **setting)))  # type: ignore[arg-type]
     last, rows = results[-1].record, small.rows(results[0].round)
     parts = {(row.parameters, row.first_trained_layer) for row in rows}
@@ -128,7 +129,7 @@ def learned(method: Method, fleet: Fleet = FLEET) -> Learned:
 
 
 def test_fedavg_has_a_floor_of_its_own_on_clothes() -> None:
-    found = learned(WHOLE["fedavg"])
+    found = learned(WHOLE["fedavg"], rounds=MORE)
     assert found.accuracy >= 0.7
     assert found.loss <= 0.4
 
@@ -143,8 +144,8 @@ def test_on_clothes_it_comes_close_to_fedavg(name: str) -> None:
 
 @pytest.mark.parametrize("name", CODED)
 def test_on_clothes_a_codec_costs_little_of_what_fedavg_learns(name: str) -> None:
-    found = learned(CODED[name])
-    assert found.accuracy >= 0.95 * learned(WHOLE["fedavg"]).accuracy
+    found = learned(CODED[name], rounds=MORE)
+    assert found.accuracy >= 0.95 * learned(WHOLE["fedavg"], rounds=MORE).accuracy
     assert found.loss <= 0.6
     assert 1 / 45 < found.rate < 1 / 30
 

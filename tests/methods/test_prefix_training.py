@@ -150,9 +150,13 @@ def test_a_task_without_classes_is_refused_before_the_run() -> None:
 # --- what they are good for -------------------------------------------------------------------
 
 
+# Those that step once for a minibatch need more rounds.
+ROUNDS = {"fedrescue": 10, "fedseq": 10, "fedrush": 10, "fjord": 15, "fedslim": 15}
+
+
 @cache
-def scores(name: str) -> dict[str, float]:
-    """Accuracy and loss of the model and of its half after fifteen rounds, without narrow devices.
+def scores(name: str, rounds: int) -> dict[str, float]:
+    """Accuracy and loss of half of the model after so many rounds, without narrow devices.
 
     In stacks: what they hold is the same, and it is quicker.
     """
@@ -160,21 +164,18 @@ def scores(name: str) -> dict[str, float]:
     make = {**MAKERS, "fedavg": fedavg}[name]
     widths = {} if name == "fedavg" else {"widths": (1.0,)}
     method = make(count=8, **widths, **SETTINGS)
-    last = small.steps(method, task, 15, engine=Stacked())[-1]
-    found: dict[str, float] = {}
-    for width in (1.0, 0.5):
-        part = task.blueprint.prefix(width)
-        told = evaluate(task, last.params, last.buffers, norm=method.norm, slice_=part)
-        found |= {f"{key}@{width:g}": value for key, value in told.items()}
-    return found
+    last = small.steps(method, task, rounds, engine=Stacked())[-1]
+    half = task.blueprint.prefix(0.5)
+    return evaluate(task, last.params, last.buffers, norm=method.norm, slice_=half)
 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_half_of_the_model_is_a_model(name: str) -> None:
-    """FedAvg's is none: cut in half, it is right for 40 of 100 pictures."""
-    assert scores("fedavg")["accuracy@0.5"] < 0.5
-    assert scores(name)["accuracy@0.5"] > scores("fedavg")["accuracy@0.5"] + 0.2
-    assert scores(name)["loss@0.5"] < 0.75 * scores("fedavg")["loss@0.5"]
+    """FedAvg's is none: cut in half, it is right for 40 of 100 pictures at most."""
+    found, plain = scores(name, ROUNDS[name]), scores("fedavg", ROUNDS[name])
+    assert plain["accuracy"] < 0.5
+    assert found["accuracy"] > plain["accuracy"] + 0.2
+    assert found["loss"] < 0.75 * plain["loss"]
 
 
 def test_an_optimiser_with_averages_trains_prefixes_too() -> None:
