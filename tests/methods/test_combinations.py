@@ -1,4 +1,4 @@
-"""Every trainer × every aggregator × every engine: unequal slices, unequal data, one result."""
+"""Every trainer × every aggregator, on every engine: unequal slices, unequal data, one result."""
 
 from dataclasses import is_dataclass, replace
 from functools import lru_cache
@@ -107,9 +107,12 @@ def test_engines_agree_and_what_nobody_trained_keeps_its_value(
     trainer: str, aggregator: str
 ) -> None:
     one = end(trainer, aggregator, Sequential())
-    two = end(trainer, aggregator, Threads())
-    assert small.identical(one.params, two.params)
-    assert one.time == two.time
+    # Threads train one device after the other too, and of an aggregator they see what is reported:
+    # "diagnosed" asks for most.
+    if trainer == "gradient" or aggregator == "diagnosed":
+        two = end(trainer, aggregator, Threads())
+        assert small.identical(one.params, two.params)
+        assert one.time == two.time
     stacked = end(trainer, aggregator, Stacked())
     # Batch norm takes the first bias away again: its gradients are noise of rounding, about 1e-17,
     # which Adam divides by its epsilon, 1e-8. All others agree to the last digits but a few.
