@@ -88,7 +88,7 @@ def test_the_version_does_not_wait_for_torch() -> None:
 def test_the_demo_compares_six_methods_and_draws(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo, "TASK", replace(demo.TASK, limit=1500))
+    monkeypatch.setattr(demo, "TASK", replace(demo.TASK, limit=600, server=50))
     shown = succeeds("demo", "--rounds", "1", "--references", "--out", "here")
     assert "FedAvg took" in shown
     rows = {line.split()[0] for line in shown.splitlines() if line.endswith(" 0")}

@@ -5,12 +5,14 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from anyfleet.analysis.plots import NoPictures
+from anyfleet.cli import demo
 from anyfleet.experiment import Prepared, RoundResult
 from anyfleet.store import read_rounds
 from anyfleet.store.disk import Lock
@@ -229,6 +231,7 @@ def test_a_demonstration_that_is_stopped_says_what_can_go_on(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Prepared, "play", stopped)
+    monkeypatch.setattr(demo, "TASK", replace(demo.TASK, limit=300, server=20))
     shown = anyfleet_command("demo", "--out", "out")
     assert shown.exit_code == 130
     assert "None of the 6 runs is finished." in shown.output
