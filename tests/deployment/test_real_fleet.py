@@ -30,7 +30,7 @@ from anyfleet.tasks.zoo import perceptron
 from anyfleet.world import levels
 
 # Both levels of the fleet, and one more device than a buffered round waits for.
-DEVICES, ROUNDS = 3, 3
+DEVICES, ROUNDS = 3, 2
 PLAIN = fedavg(count=DEVICES, lr=0.1)
 METHODS = {
     "FedAvg": PLAIN,
