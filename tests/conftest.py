@@ -4,8 +4,10 @@ import gc
 import os
 import signal
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -34,7 +36,13 @@ settings.register_profile(
 settings.load_profile("anyfleet")
 
 
-def pytest_collection_finish() -> None:
-    """Spare what was imported and collected the search for garbage: it stays to the end."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Spare what is imported and collected the search for garbage: it stays to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()

@@ -969,8 +969,7 @@ def join(
     does: work, wait, retry, done. Ctrl-C or SIGTERM ends it; whatever it was at, it goes on when it
     is started again.
     """
-    with importing():
-        from anyfleet.cli.device import Joining, join_fleet
+    from anyfleet.cli.device import Joining, join_fleet
 
     packages = tuple(allow or ())
     joining = Joining(directory, data, packages, threads, memory, nice, given_conditions)

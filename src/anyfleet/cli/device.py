@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from anyfleet.cli.importing import importing
 from anyfleet.errors import AnyfleetError, ConfigError, Problem
 
 _UNIT = """\
@@ -71,21 +72,22 @@ class Joining:
 
 def join_fleet(joining: Joining) -> None:
     """Take part in a fleet, and stay; return when a run has ended, with --once."""
-    try:
-        from anyfleet.runtime.flower.connection import Connection
-        from anyfleet.runtime.flower.keys import device_key, fingerprint
-    except ModuleNotFoundError as error:
-        raise AnyfleetError(f"{error.name} is missing: install anyfleet[fleet].") from error
-    from anyfleet.device.bundle import read_bundle
-    from anyfleet.device.conditions import BitRates, Meter, Reporter, read_given, speed_profile
-    from anyfleet.device.data import own_data
-    from anyfleet.device.device_task import DeviceTask
-    from anyfleet.device.folder import DeviceFolder, other_version, require_allowed
-    from anyfleet.device.limits import Loan, apply
-    from anyfleet.device.log import Log
-    from anyfleet.device.memory import Memory
-    from anyfleet.device.resident import Link, Member, Resident
-    from anyfleet.store.disk import Lock
+    with importing():
+        try:
+            from anyfleet.runtime.flower.connection import Connection
+            from anyfleet.runtime.flower.keys import device_key, fingerprint
+        except ModuleNotFoundError as error:
+            raise AnyfleetError(f"{error.name} is missing: install anyfleet[fleet].") from error
+        from anyfleet.device.bundle import read_bundle
+        from anyfleet.device.conditions import BitRates, Meter, Reporter, read_given, speed_profile
+        from anyfleet.device.data import own_data
+        from anyfleet.device.device_task import DeviceTask
+        from anyfleet.device.folder import DeviceFolder, other_version, require_allowed
+        from anyfleet.device.limits import Loan, apply
+        from anyfleet.device.log import Log
+        from anyfleet.device.memory import Memory
+        from anyfleet.device.resident import Link, Member, Resident
+        from anyfleet.store.disk import Lock
 
     folder, log = DeviceFolder(joining.folder), Log(sys.stderr, joining.json)
     loan = Loan(joining.threads, joining.memory, joining.niceness)

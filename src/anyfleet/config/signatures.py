@@ -107,6 +107,7 @@ def is_interface(kind: type) -> bool:
     return typing.Protocol in kind.__bases__ or (ABC in kind.__mro__ and not is_dataclass(kind))
 
 
+@lru_cache(maxsize=1024)
 def lacking(part: type, protocol: type) -> tuple[str, ...]:
     """Return the members of a protocol that a class lacks."""
     members: dict[str, None] = {}
