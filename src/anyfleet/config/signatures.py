@@ -107,16 +107,21 @@ def is_interface(kind: type) -> bool:
     return typing.Protocol in kind.__bases__ or (ABC in kind.__mro__ and not is_dataclass(kind))
 
 
-@lru_cache(maxsize=1024)
 def lacking(part: type, protocol: type) -> tuple[str, ...]:
     """Return the members of a protocol that a class lacks."""
+    known = {*dir(part), *(entry.name for entry in _all_fields(part))}
+    return tuple(member for member in _members(protocol) if member not in known)
+
+
+@lru_cache(maxsize=1024)
+def _members(protocol: type) -> tuple[str, ...]:
+    """Return the members that a protocol asks for."""
     members: dict[str, None] = {}
     for base in protocol.__mro__:
         if is_interface(base):
             public = (name for name in vars(base) if name == "__call__" or name[0] != "_")
             members |= dict.fromkeys([*public, *inspect.get_annotations(base)])
-    known = {*dir(part), *(entry.name for entry in _all_fields(part))}
-    return tuple(member for member in members if member not in known)
+    return tuple(members)
 
 
 def _fields(part: type) -> dict[str, Entry]:
