@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from anyfleet.core.evaluation import evaluate
+from anyfleet.core.loop import Round
 from anyfleet.core.method import Method
 from anyfleet.core.updates import Updates
 from anyfleet.elastic import trace
@@ -38,12 +39,17 @@ FOUR = levels(speeds=(1e9, 5e8, 2e8, 1e8))
 # --- what equals what -------------------------------------------------------------------------
 
 
+@cache
+def plain() -> list[Round]:
+    """FedAvg as the others set it."""
+    own: Training = {**SETTINGS, "nesterov": True, "weight_decay": 1e-4}
+    return small.steps(fedavg(count=5, **own), small.task(), 3)
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_without_samples_all_are_fedavg_bit_for_bit(name: str) -> None:
-    task = small.task()
-    same = {"momentum": 0.5, "nesterov": True, "weight_decay": 1e-4, "lr": 0.1, "batch_size": 8}
-    expected = small.steps(fedavg(count=5, **same), task, 3)  # type: ignore[arg-type]
-    found = small.steps(MAKERS[name](samples=0, widths=(1.0,), **SETTINGS), task, 3)
+    expected = plain()
+    found = small.steps(MAKERS[name](samples=0, widths=(1.0,), **SETTINGS), small.task(), 3)
     assert small.identical(found[-1].params, expected[-1].params)
     assert [step.time for step in found] == [step.time for step in expected]
 
