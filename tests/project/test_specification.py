@@ -72,6 +72,8 @@ def cited(text: str) -> Iterator[Citation]:
     the specification"), or stand alone, as in "(§1.10)". Sections after another word are its own:
     "S4 §4.4" is one of the thesis.
     """
+    if not re.search(SECTION, text):  # most files, which takes a fifth of the time to tell
+        return
     for found in CITED.finditer(text):
         owner = (found["owner"] or "").removesuffix(".md").rpartition("/")[2]
         alone = not owner or owner.endswith(".") or text[found.end("owner")] in ",:"
