@@ -76,6 +76,7 @@ STAGES = (
             *("core/local_training", "core/client", "core/residuals", "core/reports"),
             *("parts/train/", "parts/norm/", "elastic/execution/", "measure/"),
             *("runtime/simulated/engine", "runtime/simulated/captured", "runtime/simulated/stack"),
+            "runtime/simulated/recorded",
         ),
     ),
     ("clock", ("runtime/", "world/", "core/time_and_energy", "core/training_work")),

@@ -143,6 +143,7 @@ def test_seeds_are_measured_alone_and_together(
         ("core/screening.py", "screen"),
         ("core/local_training.py", "train launch"),
         ("runtime/simulated/engines.py", "train launch"),
+        ("runtime/simulated/recorded_steps.py", "train launch"),
         ("runtime/simulated/simulator.py", "clock"),
         ("world/world.py", "clock"),
         ("parts/codec/stc.py", "codec"),
