@@ -16,6 +16,7 @@ from anyfleet.core.slots import Minibatch, Train, TrainingContext, TrainingResul
 from anyfleet.measure.fisher import Fisher, Observed
 from anyfleet.parts.norm import Tracked
 from anyfleet.parts.train import Gradient
+from anyfleet.runtime.simulated import recorded_steps
 from anyfleet.runtime.simulated.captured_training import CapturedTraining
 from anyfleet.runtime.simulated.recorded_steps import RecordedSteps, plain_operators, simplified
 from anyfleet.tasks import Data, Split, Task
@@ -138,6 +139,17 @@ def test_what_cannot_be_told_from_others_is_mapped() -> None:
     assert steps.of(trainer, given.context) is vmap
     mapped = train(trainer, *given, lift=vmap, cohort_key=0)
     assert same_bits(recorded(steps, trainer, given), mapped)
+
+
+def test_what_is_kept_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, steps = stack(PLAINEST(), PLAIN, [0, 1]), RecordedSteps(after=2)
+    monkeypatch.setattr(recorded_steps, "_SITES", 1)
+    monkeypatch.setattr(recorded_steps, "_STEPS", 1)
+    mapped = train(PLAIN, *given, lift=vmap, cohort_key=0)
+    for _ in range(2):
+        assert same_bits(recorded(steps, PLAIN, given), mapped)
+        assert steps.of(replace(PLAIN, clip=1.0), given.context) is vmap
+    assert (len(steps._sites), len(steps._counts), steps.recorded) == (1, 1, 1)
 
 
 def test_threads_may_record_at_once() -> None:

@@ -20,7 +20,8 @@ from anyfleet.core.slots import Train, TrainingContext
 
 # Recording takes as long as about so many steps gain by it, as measured with small networks.
 _AFTER = 100
-_MOST = 500  # steps that are kept
+# What is kept at most: runs may meet new sub-models or sizes of stacks in every round.
+_SITES, _STEPS, _MOST = 1_000, 10_000, 500  # trainings, steps that are counted, and recorded
 
 Structure = tuple[Any, ...] | None  # how a value is made of its tensors; None: it is one
 Made = TypeVar("Made")
@@ -50,10 +51,13 @@ class RecordedSteps:
         # Field by field: a context is made anew in every round.
         site = context.blueprint, context.trained, context.norm, context.task, context.width
         try:
-            number = self._sites.setdefault((trainer, site), len(self._sites))
+            with self._recording:  # a number is that of one site
+                number = self._sites.get((trainer, site), len(self._sites))
+                if number < _SITES:
+                    self._sites[trainer, site] = number
         except TypeError:  # parts that cannot be told from others
             return vmap
-        return partial(self._mapped, number)
+        return partial(self._mapped, number) if number < _SITES else vmap
 
     def _mapped(self, site: int, step: Callable[..., Any]) -> Callable[..., Any]:
         """Return a step of one device as that of all devices of a stack."""
@@ -80,7 +84,9 @@ class RecordedSteps:
         key = site, func, substep, structure, layout
         if key in self._recorded:
             return self._recorded[key]
-        count = self._counts[key] = self._counts.get(key, 0) + 1
+        count = self._counts.get(key, 0) + 1
+        if count > 1 or len(self._counts) < _STEPS:
+            self._counts[key] = count
         if count < self._after or len(self._recorded) >= _MOST:
             return None
         with self._recording:
