@@ -34,9 +34,7 @@ def recorded(steps: RecordedSteps, trainer: Train, given: Stack, key: int = 0) -
     return train_with(draws, trainer, *given, lift=vmap, lift_step=lift_step)
 
 
-@pytest.mark.parametrize(
-    "name", ["with heterofl's parts", "inverted, proximal, clipped, adam", "progressive, masked"]
-)
+@pytest.mark.parametrize("name", ["inverted, proximal, clipped, adam", "progressive, masked"])
 def test_recorded_steps_have_the_same_bits(name: str) -> None:
     trainer, steps = TRAINERS[name], RecordedSteps(after=2)
     for round_index in range(2):
