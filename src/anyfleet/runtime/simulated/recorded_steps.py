@@ -8,7 +8,7 @@ its operators are called one after the other, with the same results bit for bit.
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from threading import Lock
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor, fx
@@ -24,7 +24,6 @@ _AFTER = 100
 _SITES, _STEPS, _MOST = 1_000, 10_000, 500  # trainings, steps that are counted, and recorded
 
 Structure = tuple[Any, ...] | None  # how a value is made of its tensors; None: it is one
-Made = TypeVar("Made")
 
 
 class RecordedSteps:
@@ -61,25 +60,24 @@ class RecordedSteps:
 
     def _mapped(self, site: int, step: Callable[..., Any]) -> Callable[..., Any]:
         """Return a step of one device as that of all devices of a stack."""
+        one = cast("partial[Any]", step)  # of trainer, context, index and substep
 
         def run(*given: Any) -> Any:
             tensors: list[Tensor] = []
             try:
                 structure = _taken_apart(given, tensors)
-                found = self._found(site, step, structure, tensors)
-            except (
-                TypeError
-            ):  # a state, or what a cohort has drawn, that cannot be told from others
+                found = self._found(site, one, structure, tensors)
+            except TypeError:  # a state or a substep that cannot be told from others
                 found = None
-            return vmap(step)(*given) if found is None else found.replay(step, tensors)
+            return vmap(step)(*given) if found is None else found.replay(one, tensors)
 
         return run
 
     def _found(
-        self, site: int, step: Callable[..., Any], structure: Structure, tensors: list[Tensor]
+        self, site: int, step: "partial[Any]", structure: Structure, tensors: list[Tensor]
     ) -> "_Recorded | None":
         """Return the recording of a step, made now if it is time; None if there is none."""
-        func, (*_, substep) = step.func, step.args  # type: ignore[attr-defined]
+        func, (*_, substep) = step.func, step.args
         layout = tuple((each.dtype, each.shape, each.stride()) for each in tensors)
         key = site, func, substep, structure, layout
         if key in self._recorded:
@@ -102,20 +100,19 @@ class _Recorded(NamedTuple):
     result: Structure
     reads_index: bool
 
-    def replay(self, step: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
+    def replay(self, step: "partial[Any]", tensors: Sequence[Tensor]) -> Any:
         """Return the result of the step for these tensors."""
-        index = torch.tensor(step.args[2]) if self.reads_index else None  # type: ignore[attr-defined]
+        index = torch.tensor(step.args[2]) if self.reads_index else None
         with torch.no_grad():
             found = self.operators.forward(index, *tensors)
         return _put_together(self.result, iter(found))
 
 
 def _recorded(
-    step: Callable[..., Any], structure: Structure, tensors: Sequence[Tensor]
+    step: "partial[Any]", structure: Structure, tensors: Sequence[Tensor]
 ) -> _Recorded | None:
     """Return the recording of a step, or None if it cannot be traced."""
-    func = step.func  # type: ignore[attr-defined]
-    trainer, context, _, substep = step.args  # type: ignore[attr-defined]
+    func, (trainer, context, _, substep) = step.func, step.args
     results: list[Structure] = []
 
     def flat(index: Tensor, *values: Tensor) -> list[Tensor]:
@@ -126,11 +123,11 @@ def _recorded(
 
     try:
         with torch.no_grad():
-            operators = plain_operators(flat, (torch.tensor(0), *tensors))
+            operators = simplified(plain_operators(flat, (torch.tensor(0), *tensors)))
     except Exception:  # noqa: BLE001 - whatever it is: the step is mapped, and raises it there
         return None
     first = next(iter(operators.graph.nodes))
-    return _Recorded(simplified(operators), results[-1], bool(first.users))
+    return _Recorded(operators, results[-1], bool(first.users))
 
 
 class _StepIndex:
@@ -209,7 +206,9 @@ def simplified(operators: fx.GraphModule) -> fx.GraphModule:
 
 def _alike(node: fx.Node, other: Any) -> bool:
     """Return whether two tensors have the same shape and strides."""
-    one, two = node.meta["val"], other.meta["val"]
+    one, two = node.meta.get("val"), other.meta.get("val")
+    if one is None or two is None:  # a constant of the model has no such tensor
+        return False
     return bool(one.shape == two.shape and one.stride() == two.stride())
 
 
