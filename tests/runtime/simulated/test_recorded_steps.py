@@ -180,3 +180,16 @@ def test_numbers_that_somebody_writes_over_or_keeps_are_made_every_time() -> Non
     called = [node.target for node in graph.graph.nodes if node.op == "call_function"]
     assert called.count(number.default) == 2
     assert torch.ops.aten.view.default not in called
+
+
+def test_what_is_written_through_a_view_stays() -> None:
+    def function(x: Tensor) -> list[Tensor]:
+        y = x.clone()
+        y[0].add_(5.0)
+        y.view(3).mul_(2.0)  # a view that changes nothing
+        return [y]
+
+    x = torch.arange(3.0)
+    (found,) = simplified(plain_operators(function, [x]))(x)
+    assert found.tolist() == [10.0, 2.0, 4.0]
+    assert x.tolist() == [0.0, 1.0, 2.0]
