@@ -35,15 +35,19 @@ def device_key(path: Path) -> ec.EllipticCurvePrivateKey:
     key = load_private(path)
     public = path.with_suffix(".pub")
     if not public.exists():
-        public.write_text(f"{public_text(key.public_key())}\n", encoding="ascii")
+        line = f"{public_text(key.public_key())}\n"
+        _create(public, line.encode("ascii"), permissions=0o644)
     return key
 
 
-def _create(path: Path, content: bytes) -> None:
-    """Write a new private file, as a whole or not at all; another process may be first."""
+def _create(path: Path, content: bytes, permissions: int = 0o600) -> None:
+    """Write a new file, as a whole or not at all; another process may be first, or wait for it.
+
+    Nobody else can read it, unless the permissions say so.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     beside.unlink(missing_ok=True)
-    opened = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    opened = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions)
     with os.fdopen(opened, "wb") as out:
         out.write(content)
         out.flush()
