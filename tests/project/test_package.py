@@ -54,7 +54,7 @@ LAYERS = (
     ("parts", "world runtime wire", "tasks"),
     ("measure",),
     ("core",),
-    ("elastic rng names errors config arrays formulas papers arguments tracebacks cache",),
+    ("elastic rng names errors config arrays formulas papers arguments tracebacks cache stopping",),
 )
 ROOMS = {
     name: (depth, room)
@@ -243,7 +243,7 @@ def test_a_package_shows_its_public_names_sorted(name: str) -> None:
 # --- the front door ---------------------------------------------------------------------------
 
 # Modules for authors of the package itself; every other module and package at the top is public.
-INTERNAL = {"arguments", "arrays", "cache", "tracebacks"}
+INTERNAL = {"arguments", "arrays", "cache", "stopping", "tracebacks"}
 HEAVY = ("torch", "numpy", "matplotlib")
 
 

@@ -4,6 +4,7 @@ import json
 import math
 import signal
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -17,16 +18,15 @@ from torch import nn
 from anyfleet import config, methods, tasks
 from anyfleet.analysis.breakdown import Breakdown
 from anyfleet.arrays import join
-from anyfleet.cli.stopping import terminable
 from anyfleet.core.ledger import Ledger
 from anyfleet.errors import StoreError
 from anyfleet.experiment import Experiment, RoundResult, play
 from anyfleet.names import Factory
 from anyfleet.papers import bibliography, papers_of
 from anyfleet.parts.norm import PerWidth
+from anyfleet.stopping import terminable
 from anyfleet.store import Recording, claim, describe, fresh, read_ledger, read_rounds
 from anyfleet.store.disk import Log
-from anyfleet.store.recording import undisturbed
 from anyfleet.tasks import zoo
 from anyfleet.world import levels
 
@@ -244,6 +244,18 @@ def test_a_signal_waits_until_a_step_is_on_disk(
     assert len(lines(tmp_path / "ledger.jsonl")) == len(results[0].round.ledger)
 
 
+def test_a_stop_that_python_lost_is_obeyed_after_the_round(
+    tmp_path: Path, results: list[RoundResult]
+) -> None:
+    with terminable():
+        with suppress(KeyboardInterrupt):  # as Python sometimes does by itself
+            signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt), Recording(tmp_path, SMALL) as recording:
+            recording.append(results[0])
+    assert json.loads((tmp_path / "summary.json").read_text())["ended"] == "interrupted"
+    assert len(read_rounds(tmp_path)) == 1
+
+
 @pytest.mark.parametrize(
     "experiment",
     [
@@ -264,20 +276,3 @@ def test_the_config_of_a_folder_gives_the_same_experiment(
     assert source.data["evaluate_every"] == "auto"
     assert source.data["fleet"]["counting"] == "flops"
     assert source.data["fleet"]["groups"][0]["mortality"] == 0.0
-
-
-def raise_all(numbers: Iterable[signal.Signals]) -> None:
-    for number in numbers:
-        signal.raise_signal(number)
-
-
-def test_a_signal_that_is_ignored_hides_no_other() -> None:
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt), undisturbed():
-            raise_all(before)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -15,8 +15,8 @@ from typer.core import TyperGroup
 
 import anyfleet
 from anyfleet.cli.importing import importing
-from anyfleet.cli.stopping import Terminated, exit_code, terminable
 from anyfleet.errors import AnyfleetError, AnyfleetWarning, BadReturn, ConfigError
+from anyfleet.stopping import Terminated, exit_code, terminable
 from anyfleet.tracebacks import note, raised_inside
 
 

@@ -29,10 +29,10 @@ from anyfleet.cli.screen import (
     show,
     silent,
 )
-from anyfleet.cli.stopping import exit_code
 from anyfleet.cli.tables import apart, drawn, ends, width_title, widths
 from anyfleet.errors import StoreError
 from anyfleet.experiment import Prepared, RoundRecord, State, from_source, prepare
+from anyfleet.stopping import exit_code
 from anyfleet.store import (
     Origin,
     Recording,

@@ -22,8 +22,8 @@ from anyfleet.cli.remarks import over_seeds
 from anyfleet.cli.report import need_metric, need_reference, report
 from anyfleet.cli.run import RUNS, resumption
 from anyfleet.cli.screen import console, errors, put_event, put_line, show, silent, study_progress
-from anyfleet.cli.stopping import exit_code
 from anyfleet.errors import AnyfleetWarning, ConfigError, Problem
+from anyfleet.stopping import exit_code
 from anyfleet.store import Terms, fresh
 from anyfleet.store.disk import Lock
 from anyfleet.study import (

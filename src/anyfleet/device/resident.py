@@ -33,6 +33,7 @@ from anyfleet.elastic.cost.operations import Counting
 from anyfleet.errors import BadMessage, LinkDown, LinkError, NotEnrolled, RunGone, StoreError
 from anyfleet.runtime.flower.envelopes import Letter, Value
 from anyfleet.runtime.simulated.charging import demand
+from anyfleet.stopping import stop_if_told
 from anyfleet.wire import (
     CheckInReport,
     decode_order,
@@ -134,6 +135,7 @@ class Resident:
     def _serve(self, link: Link, *, once: bool) -> bool:
         """Take letters from a link; return True when a run has ended and the device shall leave."""
         while True:
+            stop_if_told()
             try:
                 left_over = self._memory.under_way()
                 if left_over is not None:

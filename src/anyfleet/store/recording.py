@@ -1,8 +1,6 @@
 """Recording: a run is written into its folder while it goes on, to be resumed after any end."""
 
 import platform
-import signal
-import threading
 import time
 import tomllib
 import warnings
@@ -10,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 import safetensors.torch
@@ -23,6 +20,7 @@ from anyfleet.elastic.tracing.aliases import complete
 from anyfleet.errors import AnyfleetWarning, BadReturn, StoreError
 from anyfleet.experiment import Experiment, RoundRecord, RoundResult, State
 from anyfleet.papers import bibliography, papers_of
+from anyfleet.stopping import stop_if_told, undisturbed
 from anyfleet.store import checkpoint, environment
 from anyfleet.store.disk import EMPTY, DiskError, Lock, Log, write
 from anyfleet.store.run_folder import LOGS, describe
@@ -115,8 +113,9 @@ class Recording:
     def append(self, result: RoundResult) -> None:
         """Write a round; when this returns, it survives the end of the process.
 
-        Raise BadReturn for a part whose state cannot be written; the run is then safe up to the
-        round before.
+        Raise KeyboardInterrupt after that if the process was told to stop meanwhile. Raise
+        BadReturn for a part whose state cannot be written; the run is then safe up to the round
+        before.
         """
         if self._every != 0:
             self._check_states(result)
@@ -127,6 +126,7 @@ class Recording:
             self.records.append(result.record)
             if self._due(result.record.round_index + 1):
                 self._save(result.state)
+        stop_if_told()
 
     def _check_states(self, result: RoundResult) -> None:
         """Raise BadReturn for a part whose state no checkpoint can hold."""
@@ -258,23 +258,3 @@ class Recording:
             yield
         finally:
             self._lock.release()
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Hold back Ctrl-C and SIGTERM until the block ends; only the main thread gets them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    caught: list[tuple[int, FrameType | None]] = []
-    # One that is ignored stays so: held back, it would hide another that comes after it.
-    heard = (signal.SIGINT, signal.SIGTERM)
-    numbers = [each for each in heard if signal.getsignal(each) is not signal.SIG_IGN]
-    before = {each: signal.signal(each, lambda *event: caught.append(event)) for each in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if caught:
-        signal.raise_signal(caught[0][0])

@@ -17,12 +17,12 @@ from itertools import cycle
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 
 from anyfleet.errors import AnyfleetWarning
+from anyfleet.stopping import Stop
 from anyfleet.store import Terms
 from anyfleet.study import state_file
 from anyfleet.study.events import Ended, Event, Noted
@@ -203,7 +203,8 @@ def _stop(workers: Sequence[_Worker]) -> None:
 def _work(pipe: Connection) -> None:
     """Play runs as they come, until no more come."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _interrupt_once)
+    # What closes a run is not interrupted again.
+    signal.signal(signal.SIGTERM, Stop(KeyboardInterrupt, once=True))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.dup2(2, 1)  # what a user's part prints does not belong to the tables
     with suppress(KeyboardInterrupt, EOFError, OSError), warnings.catch_warnings():
@@ -221,12 +222,6 @@ def _work(pipe: Connection) -> None:
     # All runs are closed: taking apart what was imported would take as long as importing it.
     sys.stderr.flush()
     os._exit(0)
-
-
-def _interrupt_once(number: int, _frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt in what is played; what closes it is not interrupted again."""
-    signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def _end_with_parent() -> None:
