@@ -1,5 +1,6 @@
 """Experiments and the questions one asks of them afterwards."""
 
+import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
@@ -13,6 +14,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from anyfleet import config, methods, tasks
+from anyfleet.analysis.metric import Metric
 from anyfleet.analysis.summaries import summarise
 from anyfleet.core.ledger import Ledger
 from anyfleet.elastic import cost
@@ -85,6 +87,25 @@ def test_a_resumed_run_is_evaluated_when_it_would_have_been() -> None:
         rest = list(play(experiment, task, resume=whole[stop].state))
         # As texts: NaN is no other NaN.
         assert [str(r.record) for r in rest] == [str(r.record) for r in whole[stop + 1 :]]
+
+
+@pytest.mark.parametrize("less", [False, True], ids=["more is better", "less is better"])
+def test_a_run_may_end_at_a_score(less: bool) -> None:
+    task = regressed() if less else TASK
+    experiment = replace(SMALL, task=task, rounds=9, evaluate_every=2)
+    built = build(experiment)
+    whole = [str(result.record) for result in play(experiment, built)]
+    scores = [result.record.score for result in play(experiment, built)]
+    metric = Metric(next(play(experiment, built)).record.metric)
+    assert metric.less == less
+    target = metric.best(scores[index] for index in (0, 2, 4, 6))
+    last = next(n for n in (0, 2, 4, 6) if metric.reaches(scores[n], target))
+    assert last > 0
+    stopped = list(play(replace(experiment, stop_at=target), built))
+    assert [str(result.record) for result in stopped] == whole[: last + 1]
+    assert not list(play(replace(experiment, stop_at=target), built, resume=stopped[-1].state))
+    beyond = -1.0 if less else 1.1
+    assert len(list(play(replace(experiment, stop_at=beyond), built))) == 9
 
 
 def test_by_default_a_long_run_is_evaluated_about_twenty_times() -> None:
@@ -381,6 +402,7 @@ def test_a_file_is_refused_for_its_links_before_anything_is_built(tmp_path: Path
         ("evaluate_every", "1e999 s"),
         ("evaluate_every", "60"),
         ("evaluate_every", "two minutes"),
+        ("stop_at", math.nan),
         ("widths", ()),
         ("widths", (1.5,)),
         ("details", ("classes", "colours")),

@@ -4,6 +4,7 @@
 are made of, its `round` the model, the ledger and the replies.
 """
 
+import math
 import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from anyfleet.analysis.breakdown import (
     take_apart,
 )
 from anyfleet.analysis.diagnosis import plain_diagnostics
-from anyfleet.analysis.metric import main_metric
+from anyfleet.analysis.metric import Metric, main_metric
 from anyfleet.arguments import checked
 from anyfleet.core.delivery import unpadded
 from anyfleet.core.evaluation import to_test_each
@@ -95,8 +96,9 @@ class Experiment:
     would be much work beside the training, it is after the last round, and before that each time
     devices have computed five times the FLOP of an evaluation. `details` breaks the scores down at
     every evaluation: by class of the test set, or by device and by group of the fleet, these on the
-    devices' own test data. `limits` say which messages are refused. All randomness comes from
-    `seed`.
+    devices' own test data. With `stop_at` the run ends after the first evaluation whose score is at
+    least as good, or after its last round. `limits` say which messages are refused. All randomness
+    comes from `seed`.
 
     Engines and devices of torch differ in the last bits of a result. With "auto" they are chosen
     when the run begins: a GPU and stacks where there is one, else the engine that a short
@@ -118,6 +120,7 @@ class Experiment:
     evaluate_every: Counter | str = "auto"  # rounds, or simulated seconds: "60 s"
     widths: tuple[float, ...] = (1.0,)  # at which the model is evaluated, 0 to 1
     details: tuple[Detail, ...] = ()  # scores by class, device or group as well
+    stop_at: float | None = None  # score that ends the run, of its metric; None: all rounds
     seed: int = 0  # of all randomness
 
     def __post_init__(self) -> None:
@@ -139,6 +142,13 @@ class Experiment:
             raise ValueError(
                 f"details may be {', '.join(get_args(Detail))}; got {', '.join(sorted(unknown))}."
             )
+        if self.stop_at is not None and not math.isfinite(self.stop_at):
+            raise ValueError(f"stop_at must be a finite score, got {self.stop_at}.")
+
+    def ends_after(self, record: "RoundRecord") -> bool:
+        """Return whether a round is the last of the run."""
+        early = self.stop_at is not None and record.reaches(self.stop_at)
+        return early or record.round_index + 1 >= self.rounds
 
 
 def load(
@@ -324,6 +334,10 @@ class RoundRecord:
             return self._surveyed or self.metric in self.scores
         return f"{self.metric}@{width:g}" in self.scores
 
+    def reaches(self, target: float) -> bool:
+        """Return whether the run was evaluated after this round with at least such a score."""
+        return self.evaluated() and Metric(self.metric).reaches(self.score, target)
+
     @property
     def widths(self) -> tuple[float, ...]:
         """The widths that were evaluated after this round, as the experiment names them."""
@@ -393,10 +407,10 @@ class Prepared:
         if resume is not None:
             runtime.restore(resume.fleet)
             record, snapshot = resume.record, resume.snapshot
-        if record.round_index + 1 >= experiment.rounds:
+        if experiment.ends_after(record):
             return
         rounds = run(experiment.method, task, runtime, experiment.seed, resume=snapshot)
-        while record.round_index + 1 < experiment.rounds:
+        while not experiment.ends_after(record):
             try:
                 done = next(rounds)
                 with during(round_index=done.index):

@@ -99,6 +99,14 @@ def test_a_finished_run_is_left_alone(folder: Path) -> None:
     assert {file: file.stat().st_mtime_ns for file in (folder / "whole").rglob("*")} == before
 
 
+def test_a_run_that_ended_at_its_score_is_left_alone(folder: Path) -> None:
+    succeeds("run", "small.toml", "stop_at=0.0", "--out", "run")
+    assert len(read_rounds("run")) == 1
+    assert "run has reached the score at which it ends" in succeeds("resume", "run")
+    assert "run has reached the score" in succeeds("resume", "run", "--rounds", "5")
+    assert len(read_rounds("run")) == 1
+
+
 def test_a_finished_run_can_become_longer(folder: Path) -> None:
     succeeds("run", "small.toml", "rounds=2", "--out", "run")
     assert "round 3/3" in succeeds("resume", "run", "--rounds", "3")

@@ -257,5 +257,15 @@ def test_a_run_that_somebody_made_longer_is_not_compared(tmp_path: Path) -> None
     assert (tmp_path / "a/seed-0" / FILE).exists()
 
 
+def test_a_run_that_ended_at_its_score_is_not_played_again(tmp_path: Path) -> None:
+    ending = replace(SHORT, stop_at=0.0)
+    study = settle(Study({"a": Cell(SHORT, (0,)), "b": Cell(ending, (0,))})).study
+    for _ in conduct(tmp_path, study, Means()):
+        pass
+    runs, _ = results(tmp_path, study)
+    assert {name: len(seeds[0]) for name, seeds in runs.items()} == {"a": 2, "b": 1}
+    assert not [*conduct(tmp_path, study, Means())]
+
+
 def test_a_planned_run_has_a_name_for_people() -> None:
     assert str(PlannedRun("a, lr=0.1", 3, 5, Path("x"))) == "a, lr=0.1/seed-3"

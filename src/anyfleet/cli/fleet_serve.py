@@ -11,7 +11,7 @@ import typer
 
 from anyfleet import config
 from anyfleet.analysis.units import quantity
-from anyfleet.cli.run import Run, folder_for, perform, resumption
+from anyfleet.cli.run import Run, folder_for, perform, resumption, why_finished
 from anyfleet.cli.screen import REAL, PlainTable, console, duration, errors, show
 from anyfleet.core.seam import Runtime
 from anyfleet.deployment.fleet_folder import FleetFolder, open_fleet
@@ -107,7 +107,7 @@ def resume_fleet(run: Path, terms: Terms) -> None:
     if service is None:
         raise StoreError(f"{run} is not the folder of a run on a real fleet.")
     if finished(run, terms):
-        show(console(), f"{run} has all of its rounds. For more, say how many: --rounds N")
+        show(console(), why_finished(run))
         return
     folder = open_fleet(Path(service.fleet))
     folder.check()

@@ -37,6 +37,7 @@ from anyfleet.store import (
     Origin,
     Recording,
     Terms,
+    at_its_score,
     claim,
     finished,
     fresh,
@@ -179,6 +180,13 @@ def run_file(
         perform(run, screen)
 
 
+def why_finished(folder: Path) -> str:
+    """Return why a run in a folder does not go on."""
+    if at_its_score(folder):
+        return f"{folder} has reached the score at which it ends (stop_at in its config.toml)."
+    return f"{folder} has all of its rounds. For more, say how many: --rounds N"
+
+
 def resumption(folder: Path, allow: Sequence[str]) -> str:
     """Return the command that resumes a run or a study, with the packages whose code it uses."""
     return f"anyfleet resume {folder}" + "".join(f" --allow {name}" for name in allow)
@@ -224,10 +232,10 @@ def perform(run: Run, screen: Console) -> None:
 
 
 def resume_run(folder: Path, terms: Terms, *, every: int | None, json: bool = False) -> None:
-    """Resume a run from its last good checkpoint; do nothing if it has all of its rounds."""
+    """Resume a run from its last good checkpoint; do nothing if it has ended by itself."""
     screen = silent() if json else console()
     if finished(folder, terms):
-        show(screen, f"{folder} has all of its rounds. For more, say how many: --rounds N")
+        show(screen, why_finished(folder))
         if json:
             put_result(sys.stdout, folder, read_rounds(folder))
         return

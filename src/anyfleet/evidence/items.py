@@ -177,7 +177,9 @@ class Item:
 
 def digest(experiment: Experiment) -> str:
     """Return a short text that is the same for equal experiments, whatever seed and machine."""
-    data = config.dump(replace(experiment, seed=0, engine="auto", device="auto"), complete=True)
+    plain = config.dump(replace(experiment, seed=0, engine="auto", device="auto"), complete=True)
+    # A setting that experiments did not have once, and that is not used, is none.
+    data = {key: value for key, value in plain.items() if value is not None}
     return hashlib.sha256(msgspec.json.encode(data, order="sorted")).hexdigest()[:16]
 
 

@@ -21,7 +21,7 @@ tensor, then the width it belongs to. Leave them out to load the whole model.
 """
 
 from anyfleet.store.recording import Origin, Past, Recording
-from anyfleet.store.resuming import Reopened, Terms, finished, reopen
+from anyfleet.store.resuming import Reopened, Terms, at_its_score, finished, reopen
 from anyfleet.store.run_folder import (
     claim,
     describe,
@@ -39,6 +39,7 @@ __all__ = [
     "Recording",
     "Reopened",
     "Terms",
+    "at_its_score",
     "claim",
     "decode",
     "describe",

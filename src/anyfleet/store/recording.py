@@ -216,7 +216,7 @@ class Recording:
         except DiskError:
             raise
         except StoreError as error:
-            if state.record.round_index + 1 < self._experiment.rounds:
+            if not self._experiment.ends_after(state.record):
                 raise
             told = f"The last checkpoint of {self.folder} cannot be written: {error}"
             then = "All results are there, but the run cannot be continued with more rounds."

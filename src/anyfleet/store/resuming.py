@@ -17,7 +17,7 @@ from anyfleet.runtime.simulated.execution import absent
 from anyfleet.store import checkpoint, environment
 from anyfleet.store.disk import EMPTY, Damaged, Lock, Log, refuse_links, write
 from anyfleet.store.recording import Past
-from anyfleet.store.run_folder import FILES, LOGS, describe, orders_of, rounds_of
+from anyfleet.store.run_folder import FILES, LOGS, describe, orders_of, read_rounds, rounds_of
 from anyfleet.world import World
 
 
@@ -43,7 +43,7 @@ class Reopened:
 
 
 def finished(folder: str | Path, terms: Terms) -> bool:
-    """Return whether a run ended with all of its rounds; change nothing."""
+    """Return whether a run ended with all of its rounds or at its score; change nothing."""
     folder = Path(folder)
     _refuse_links(folder)
     try:
@@ -52,7 +52,15 @@ def finished(folder: str | Path, terms: Terms) -> bool:
         return False
     done = summary.result.rounds if summary.ended == "finished" and summary.result else 0
     planned = terms.rounds or config.read(folder / "config.toml").data.get("rounds")
-    return bool(done == planned)
+    return bool(done == planned) or (done > 0 and at_its_score(folder))
+
+
+def at_its_score(folder: Path) -> bool:
+    """Return whether the last round of a run reached the score at which the run ends."""
+    stop_at, records = config.read(folder / "config.toml").data.get("stop_at"), read_rounds(folder)
+    if not isinstance(stop_at, int | float) or not records:  # a table stands for None
+        return False
+    return records[-1].reaches(stop_at)
 
 
 class _Result(msgspec.Struct):

@@ -16,6 +16,7 @@ from anyfleet.store import (
     Origin,
     Recording,
     Terms,
+    at_its_score,
     finished,
     read_ledger,
     read_rounds,
@@ -36,7 +37,7 @@ MOST_TOGETHER = 16  # runs of equal shape, on an accelerator
 
 
 def complete(folder: Path, run: PlannedRun) -> bool:
-    """Return whether a run has all of its rounds and has been closed; change nothing.
+    """Return whether a run has ended by itself and has been closed; change nothing.
 
     Raise StoreError for a run that somebody made longer.
     """
@@ -49,7 +50,8 @@ def complete(folder: Path, run: PlannedRun) -> bool:
             f"{home} has {rounds} rounds, but the study compares runs of {run.rounds}. Move it "
             "elsewhere, and the study plays it again."
         )
-    return rounds == run.rounds and remarks.kept(home) is not None
+    whole = rounds == run.rounds or at_its_score(home)
+    return whole and remarks.kept(home) is not None
 
 
 def stop(events: Events, why: KeyboardInterrupt) -> None:
@@ -171,7 +173,7 @@ class Player:
         return prepared
 
     def _close(self, each: _Opened) -> None:
-        """Write down what went wrong in a run that has all of its rounds."""
+        """Write down what went wrong in a run that has ended by itself."""
         folder, prepared = each.recording.folder, each.prepared
         records, ledger = read_rounds(folder), read_ledger(folder)
         wrong = remarks.warnings(prepared.experiment, prepared.task, records, ledger)
