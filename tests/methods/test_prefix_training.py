@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from anyfleet.core.evaluation import evaluate
 from anyfleet.core.loop import Round
 from anyfleet.core.method import Method
+from anyfleet.core.slots import TrainingResult
 from anyfleet.core.updates import Updates
 from anyfleet.elastic import trace
 from anyfleet.errors import ConfigError
@@ -20,6 +22,7 @@ from anyfleet.methods.fedavg import Training
 from anyfleet.parts.aggregate import Mean
 from anyfleet.parts.train import AdamW, Gradient, Progressive
 from anyfleet.runtime import Stacked, Threads
+from anyfleet.runtime.simulated.captured_training import CapturedTraining
 from anyfleet.tasks import Data, Split, Task
 from anyfleet.tasks.losses import squared_error
 from anyfleet.world import levels, lossy
@@ -116,8 +119,16 @@ def test_links_that_lose_columns_are_no_obstacle(name: str) -> None:
     assert small.distance(task.params, steps[-1].params) > 1e-2
 
 
-def test_engines_agree_about_devices_of_several_widths() -> None:
+def test_engines_agree_about_devices_of_several_widths(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two devices of each of four widths: stacks of two, which draw the same ratios."""
+    stacks: list[int] = []
+    train = CapturedTraining.__call__
+
+    def counted(self: CapturedTraining, *given: Any, **named: Any) -> TrainingResult:
+        stacks.append(given[2].key.numel())  # devices
+        return train(self, *given, **named)
+
+    monkeypatch.setattr(CapturedTraining, "__call__", counted)
     task = small.task(equal=False, dtype=torch.float64)
     method = fedrescue(count=8, samples=3, lr=0.05)
     one, two, three = (
@@ -125,7 +136,8 @@ def test_engines_agree_about_devices_of_several_widths() -> None:
         for engine in (None, Threads(), Stacked())
     )
     assert small.identical(one, two)
-    assert 0 < small.distance(one, three) < 1e-10
+    assert small.distance(one, three) < 1e-10
+    assert stacks == 2 * [2, 2, 2, 2]
 
 
 def test_devices_are_charged_for_their_parts() -> None:
