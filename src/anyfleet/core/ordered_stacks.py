@@ -27,6 +27,7 @@ from anyfleet.core.stacks import (
     Stack,
     block_numbers,
     flattened,
+    in_one_pass,
     joint,
     lengths,
     row_blocks,
@@ -526,6 +527,13 @@ def weighted_sum(parts: Sequence[Tensor], weights: Tensor, out: Tensor | None = 
     """
     (count,), entries = weights.shape, parts[0].shape[1]
     found = weights.new_empty(entries) if out is None else out
+    if weights.dtype == torch.float64 and in_one_pass(parts):
+        from anyfleet.elastic.execution import kernels
+
+        theirs = weights.split_with_sizes([len(part) for part in parts])
+        for i, (part, weight) in enumerate(zip(parts, theirs, strict=True)):
+            kernels.add_weighted(part, weight, found, further=i > 0)
+        return found
     width = max(1, min(block_numbers(weights) // count, entries))
     if width >= entries and len(parts) == 1:
         together = weights.new_empty(count, entries)

@@ -1,8 +1,8 @@
-"""Triton kernels for stacks on a CUDA device: convolutions of many devices, and dropout by key.
+"""Triton kernels for stacks on a CUDA device: convolutions, dropout by key, sums over devices.
 
 Only imported where Triton is: `has_kernels` says whether it can be. Tensors are contiguous,
-with channels last: samples [devices, batch, height, width, channels], weights [devices, taps,
-inputs, outputs], where a tap is one place of the filter.
+with channels last: samples [devices, batch, height, width, channels], weights [devices, outputs,
+taps, inputs], where a tap is one place of the filter.
 """
 
 import torch
@@ -11,7 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 _ONE = 16  # the least size of a product of tiles
-_WEIGHTS = 32  # inputs of a program that differentiates weights: 64 took up to three times as long
+_FEW = 32  # weights of an output, which one program differentiates
+_PART = 2**14  # entries of a row that one program adds up
 
 
 @triton.jit
@@ -28,6 +29,7 @@ def _convolution_kernel(
     padding: tl.tensor,
     stride: tl.tensor,
     inputs: tl.constexpr,
+    pitch: tl.constexpr,
     outputs: tl.constexpr,
     columns: tl.constexpr,
     taps: tl.constexpr,
@@ -44,8 +46,8 @@ def _convolution_kernel(
     sample = place // (down * right)
     row = (place % (down * right)) // right * stride - padding
     column = place % right * stride - padding
-    x += device * batch * height * width * inputs
-    weight += device * taps * inputs * outputs
+    x += device * batch * height * width * pitch
+    weight += (device * outputs + channel[None, :]) * (taps * inputs)
     summed = tl.zeros((tile, tile_out), dtype=tl.float32)
     if inputs % tile_in == 0:
         for tap in range(taps):
@@ -53,12 +55,12 @@ def _convolution_kernel(
             own_column = column + tap % columns
             inside = (place < total) & (own_row >= 0) & (own_row < height)
             inside = inside & (own_column >= 0) & (own_column < width)
-            base = ((sample * height + own_row) * width + own_column) * inputs
+            base = ((sample * height + own_row) * width + own_column) * pitch
             for first in range(0, inputs, tile_in):
                 entry = first + tl.arange(0, tile_in)
                 left = tl.load(x + base[:, None] + entry[None, :], mask=inside[:, None], other=0.0)
                 right_ = tl.load(
-                    weight + (tap * inputs + entry)[:, None] * outputs + channel[None, :],
+                    weight + (tap * inputs + entry)[:, None],
                     mask=(channel < outputs)[None, :],
                     other=0.0,
                 )
@@ -74,9 +76,9 @@ def _convolution_kernel(
             inside = inside & (own_row >= 0) & (own_row < height)
             inside = inside & (own_column >= 0) & (own_column < width)
             base = (sample[:, None] * height + own_row) * width + own_column
-            left = tl.load(x + base * inputs + (entry % inputs)[None, :], mask=inside, other=0.0)
+            left = tl.load(x + base * pitch + (entry % inputs)[None, :], mask=inside, other=0.0)
             right_ = tl.load(
-                weight + entry[:, None] * outputs + channel[None, :],
+                weight + entry[:, None],
                 mask=(entry < taps * inputs)[:, None] & (channel < outputs)[None, :],
                 other=0.0,
             )
@@ -109,7 +111,6 @@ def _weight_kernel(
     outputs: tl.constexpr,
     columns: tl.constexpr,
     taps: tl.constexpr,
-    by_tap: tl.constexpr,
     tile_in: tl.constexpr,
     tile_out: tl.constexpr,
     tile: tl.constexpr,
@@ -118,61 +119,35 @@ def _weight_kernel(
     device = (tl.program_id(1) % devices).to(tl.int64)
     share = tl.program_id(1) // devices
     channel = tl.program_id(2) * tile_out + tl.arange(0, tile_out)
+    entry = tl.program_id(0) * tile_in + tl.arange(0, tile_in)
     total = batch * down * right
-    if by_tap:
-        blocks: tl.constexpr = (inputs + tile_in - 1) // tile_in
-        tap = tl.program_id(0) // blocks
-        own = tl.program_id(0) % blocks * tile_in + tl.arange(0, tile_in)
-        entry = tap * inputs + own
-        counted = own < inputs
-    else:
-        # Few input channels: a program has some taps of all of them.
-        entry = tl.program_id(0) * tile_in + tl.arange(0, tile_in)
-        tap = (entry // inputs)[:, None]
-        own = entry % inputs
-        counted = entry < taps * inputs
-    tap_row = tap // columns - padding
-    tap_column = tap % columns - padding
-    x += device * batch * height * width * inputs
-    gradient += device * total * outputs
-    summed = tl.zeros((tile_in, tile_out), dtype=tl.float32)
+    tap_row = (entry // inputs) // columns - padding
+    tap_column = (entry // inputs) % columns - padding
+    x += device * batch * height * width * inputs + (entry % inputs)[None, :]
+    gradient += device * total * outputs + channel[:, None]
+    summed = tl.zeros((tile_out, tile_in), dtype=tl.float32)
     for first in range(0, part, tile):
         near = first + tl.arange(0, tile)
         place = share * part + near
         counts = (near < part) & (place < total)
-        sample = place // (down * right)
-        row = (place % (down * right)) // right * stride
-        column = place % right * stride
-        # [tile], or [tile_in, tile] where a program has several taps.
-        if by_tap:
-            own_row = row + tap_row
-            own_column = column + tap_column
-            inside = counts & (own_row >= 0) & (own_row < height)
-            inside = inside & (own_column >= 0) & (own_column < width)
-            base = ((sample * height + own_row) * width + own_column) * inputs
-            left = tl.load(
-                x + base[None, :] + own[:, None],
-                mask=inside[None, :] & counted[:, None],
-                other=0.0,
-            )
-        else:
-            own_row = row[None, :] + tap_row
-            own_column = column[None, :] + tap_column
-            inside = counts[None, :] & (own_row >= 0) & (own_row < height)
-            inside = inside & (own_column >= 0) & (own_column < width)
-            base = ((sample[None, :] * height + own_row) * width + own_column) * inputs
-            left = tl.load(x + base + own[:, None], mask=inside & counted[:, None], other=0.0)
-        right_ = tl.load(
-            gradient + place[:, None] * outputs + channel[None, :],
-            mask=counts[:, None] & (channel < outputs)[None, :],
+        own_row = ((place % (down * right)) // right * stride)[:, None] + tap_row[None, :]
+        own_column = (place % right * stride)[:, None] + tap_column[None, :]
+        inside = counts[:, None] & (entry < taps * inputs)[None, :]
+        inside = inside & (own_row >= 0) & (own_row < height)
+        inside = inside & (own_column >= 0) & (own_column < width)
+        base = ((place // (down * right))[:, None] * height + own_row) * width + own_column
+        right_ = tl.load(x + base * inputs, mask=inside, other=0.0)
+        left = tl.load(
+            gradient + (place * outputs)[None, :],
+            mask=counts[None, :] & (channel < outputs)[:, None],
             other=0.0,
         )
         summed = tl.dot(left, right_, summed, input_precision=precision)
     out += (share * devices + device) * taps * inputs * outputs
     tl.store(
-        out + entry[:, None] * outputs + channel[None, :],
+        out + channel[:, None] * (taps * inputs) + entry[None, :],
         summed,
-        mask=counted[:, None] & (channel < outputs)[None, :],
+        mask=(channel < outputs)[:, None] & (entry < taps * inputs)[None, :],
     )
 
 
@@ -190,20 +165,70 @@ def _kept_kernel(
     tl.store(out + device * count + place, z.to(tl.int64) >= least, mask=place < count)
 
 
+@triton.jit
+def _squares_kernel(
+    rows: tl.tensor,
+    out: tl.tensor,
+    entries: tl.tensor,
+    pitch: tl.tensor,
+    parts: tl.tensor,
+    part: tl.constexpr,
+    tile: tl.constexpr,
+) -> None:
+    row = tl.program_id(1).to(tl.int64)
+    summed = tl.zeros((tile,), dtype=tl.float64)
+    for first in range(0, part, tile):
+        entry = tl.program_id(0) * part + first + tl.arange(0, tile)
+        own = tl.load(rows + row * pitch + entry, mask=entry < entries, other=0.0).to(tl.float64)
+        summed += own * own
+    tl.store(out + row * parts + tl.program_id(0), tl.sum(summed))
+
+
+@triton.jit
+def _weighted_sum_kernel(
+    rows: tl.tensor,
+    weights: tl.tensor,
+    out: tl.tensor,
+    count: tl.tensor,
+    entries: tl.tensor,
+    pitch: tl.tensor,
+    further: tl.constexpr,
+    tile: tl.constexpr,
+    ahead: tl.constexpr,
+) -> None:
+    entry = tl.program_id(0) * tile + tl.arange(0, tile)
+    inside = entry < entries
+    if further:
+        summed = tl.load(out + entry, mask=inside, other=0.0)
+    else:
+        summed = tl.zeros((tile,), dtype=tl.float64)
+    rows += entry
+    for first in range(0, count, ahead):
+        # Row by row, so that it does not matter in how many calls they are added.
+        for near in tl.static_range(ahead):
+            row = tl.full((), first + near, dtype=tl.int64)
+            there = row < count
+            own = tl.load(rows + row * pitch, mask=inside & there, other=0.0).to(tl.float64)
+            weight = tl.load(weights + row, mask=there, other=0.0)
+            summed = tl.where(there, summed + own * weight, summed)
+    tl.store(out + entry, summed, mask=inside)
+
+
 def convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, columns: int, padding: int, stride: int
 ) -> Tensor:
     """Return the convolutions of a stack, [devices, batch, rows, columns, outputs].
 
-    `columns` is the width of the filter.
+    `columns` is the width of the filter. Samples may have more channels than weights: padding.
     """
-    devices, batch, height, width, inputs = x.shape
-    taps, outputs = weight.shape[1], weight.shape[3]
+    devices, batch, height, width, pitch = x.shape
+    outputs, taps, inputs = weight.shape[1:]
     down = (height + 2 * padding - taps // columns) // stride + 1
     right = (width + 2 * padding - columns) // stride + 1
     out = torch.empty(devices, batch, down, right, outputs, device=x.device, dtype=x.dtype)
-    tile, warps, stages = _tiles(x.dtype, _precision(x), inputs, outputs)
-    tile_out, tile_in = min(128, _power(outputs)), _inner_tile(inputs, taps)
+    precision = _precision(x)
+    tile, stages = (64, 2) if precision == "ieee" and x.dtype == torch.float32 else (128, 3)
+    tile_out, tile_in = min(128, _power(outputs)), _inner_tile(x.dtype, inputs)
     grid = (triton.cdiv(batch * down * right, tile), devices, triton.cdiv(outputs, tile_out))
     _convolution_kernel[grid](
         x,
@@ -218,6 +243,7 @@ def convolution(
         padding,
         stride,
         inputs,
+        pitch,
         outputs,
         columns,
         taps,
@@ -225,8 +251,8 @@ def convolution(
         tile_out,
         tile_in,
         bias is not None,
-        _precision(x),
-        num_warps=warps,
+        precision,
+        num_warps=4,
         num_stages=stages,
     )
     return out
@@ -235,18 +261,15 @@ def convolution(
 def weight_gradient(
     x: Tensor, gradient: Tensor, taps: int, columns: int, padding: int, stride: int
 ) -> Tensor:
-    """Return the gradients of the weights of a stack, float32 [devices, taps, inputs, outputs]."""
+    """Return the gradients of the weights of a stack, float32 [devices, outputs, taps, inputs]."""
     devices, batch, height, width, inputs = x.shape
     down, right, outputs = gradient.shape[2:]
-    tile_out = min(128, _power(outputs))
-    by_tap = inputs >= _ONE
-    tile_in = min(_WEIGHTS, _power(inputs if by_tap else taps * inputs))
+    tile_out, tile_in, tile, warps = _weight_tiles(x.dtype, outputs, taps * inputs)
     total = batch * down * right
-    blocks = taps * triton.cdiv(inputs, tile_in) if by_tap else triton.cdiv(taps * inputs, tile_in)
-    wide = triton.cdiv(outputs, tile_out)
+    blocks, wide = triton.cdiv(taps * inputs, tile_in), triton.cdiv(outputs, tile_out)
     # Enough programs for all multiprocessors, by a rule: a sum has the same order in every run.
     shares = max(1, min(8, 1024 // (blocks * wide * devices), total // 512))
-    out = torch.empty(shares, devices, taps, inputs, outputs, device=x.device, dtype=torch.float32)
+    out = torch.empty(shares, devices, outputs, taps, inputs, device=x.device, dtype=torch.float32)
     _weight_kernel[(blocks, devices * shares, wide)](
         x,
         gradient,
@@ -264,12 +287,11 @@ def weight_gradient(
         outputs,
         columns,
         taps,
-        by_tap,
         tile_in,
         tile_out,
-        64,
+        tile,
         _precision(x),
-        num_warps=4,
+        num_warps=warps,
         num_stages=3,
     )
     return out.sum(0) if shares > 1 else out[0]
@@ -282,27 +304,49 @@ def kept(key: Tensor, count: int, least: int) -> Tensor:
     return out
 
 
+def row_lengths(rows: Tensor) -> Tensor:
+    """Return the Euclidean length of every row of [rows, entries], in double precision."""
+    count, entries = rows.shape
+    parts = triton.cdiv(entries, _PART)
+    squares = torch.empty(count, parts, device=rows.device, dtype=torch.float64)
+    _squares_kernel[(parts, count)](rows, squares, entries, rows.stride(0), parts, _PART, 1024)
+    return squares.sum(1).sqrt()
+
+
+def add_weighted(rows: Tensor, weights: Tensor, out: Tensor, *, further: bool) -> None:
+    """Write the sum of rows times their weights to `out`, in double precision.
+
+    With `further` it is added to what is there, as if all rows had been summed in one call.
+    """
+    count, entries = rows.shape
+    given = rows, weights, out, count, entries, rows.stride(0), further
+    _weighted_sum_kernel[(triton.cdiv(entries, 512),)](*given, 512, 8)
+
+
 def _precision(x: Tensor) -> str:
     """Return how float32 is multiplied: as torch's own products are at this time."""
     return "tf32" if x.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
-def _tiles(dtype: torch.dtype, precision: str, inputs: int, outputs: int) -> tuple[int, int, int]:
-    """Return places, warps and stages of a program: what was fastest on an H200."""
+def _inner_tile(dtype: torch.dtype, inputs: int) -> int:
+    """Return how many terms of a sum a program takes at once: what was fastest on an H200."""
+    sizes = (64, 32, 16) if dtype == torch.bfloat16 else (32, 16)
+    return next((size for size in sizes if inputs % size == 0), 32)
+
+
+def _weight_tiles(dtype: torch.dtype, outputs: int, terms: int) -> tuple[int, int, int, int]:
+    """Return outputs, weights of each, places and warps of a program: the fastest on an H200.
+
+    With 32-bit numbers larger tiles would be turned around on their way to the tensor cores.
+    """
     if dtype == torch.bfloat16:
-        return 128, 4, 3
-    if inputs < _ONE:
-        return 256, 8, 3
-    if precision == "ieee":
-        return 64, 4, 2
-    return (256, 8, 2) if outputs > 32 else (128, 8, 2)
-
-
-def _inner_tile(inputs: int, taps: int) -> int:
-    """Return how many terms of a sum a program takes at once."""
-    if inputs % _ONE == 0:
-        return next(size for size in (64, 32, 16) if inputs % size == 0)
-    return min(32, _power(taps * inputs))
+        tile_out = min(128, _power(outputs))
+        return tile_out, min(32 if tile_out == 32 else 64, _power(terms)), 64, 4
+    tile_out = min(64, _power(outputs))
+    if terms <= _FEW:
+        return tile_out, _FEW, 64 if tile_out > _ONE else 32, 4
+    tile_in, warps = {16: (128, 4), 32: (32, 2), 64: (64, 2)}[tile_out]
+    return tile_out, min(tile_in, _power(terms)), 32, warps
 
 
 def _power(number: int) -> int:

@@ -15,10 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.library import custom_op
+from torch.nn.functional import pad
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 _KERNEL_TYPES = (torch.float32, torch.bfloat16)
 _FEW = 8  # input channels
+_PAIR = 2  # input channels
+_SMALL = 32  # weights of an output
 
 
 class Shift(NamedTuple):
@@ -100,10 +103,8 @@ class _Convolution(torch.autograd.Function):
             biases = extra[0] if extra else [None] * len(x)
             own = zip(x, weight, biases, strict=True)
             return torch.stack([_Convolution.forward(*each, shift) for each in own]), 0
-        size = weight.shape[-1]
-        out = _stacked(
-            _last(x), _taps(weight), [each.contiguous() for each in extra], size, *shift[:2][::-1]
-        )
+        size, whole = weight.shape[-1], [each.contiguous() for each in extra]
+        out = _stacked(_last(x), _taps(weight), whole, size, shift.padding, shift.stride)
         return _second(out), 0
 
 
@@ -181,12 +182,10 @@ class _WeightGradient(torch.autograd.Function):
         if x.device.type == "cpu":
             own = zip(gradient, x, strict=True)
             return torch.stack([_WeightGradient.forward(*each, size, shift) for each in own]), 0
-        found = _stacked_weight_gradient(
-            _last(x), _last(gradient), size, shift.padding, shift.stride
-        )
-        devices, _, inputs, outputs = found.shape
-        taps = found.reshape(devices, size, size, inputs, outputs)
-        return taps.permute(0, 4, 3, 1, 2).to(x.dtype), 0
+        given = _last(x), _last(gradient), size, shift.padding, shift.stride
+        taps = _stacked_weight_gradient(*given).unflatten(2, (size, size))
+        own = taps[:, : gradient.shape[2], ..., : x.shape[2]]  # without padding
+        return own.permute(0, 1, 4, 2, 3).to(x.dtype), 0
 
 
 @custom_op("anyfleet::stacked_convolution", mutates_args=())
@@ -205,7 +204,7 @@ def _(
 ) -> Tensor:
     del bias
     down, right = ((n + 2 * padding - size) // stride + 1 for n in x.shape[2:4])
-    return x.new_empty(*x.shape[:2], down, right, weight.shape[-1])
+    return x.new_empty(*x.shape[:2], down, right, weight.shape[1])
 
 
 @_stacked.register_vmap
@@ -239,7 +238,7 @@ def _stacked_weight_gradient(
 @_stacked_weight_gradient.register_fake
 def _(x: Tensor, gradient: Tensor, size: int, padding: int, stride: int) -> Tensor:
     del padding, stride
-    shape = len(x), size * size, x.shape[-1], gradient.shape[-1]
+    shape = len(x), gradient.shape[-1], size * size, x.shape[-1]
     return x.new_empty(shape, dtype=torch.float32)
 
 
@@ -274,8 +273,17 @@ def _first(info: Any, dims: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _last(x: Tensor) -> Tensor:
-    """Return samples with their channels last."""
-    return x.permute(0, 1, 3, 4, 2).contiguous()
+    """Return samples with their channels last, with zeros up to a number that is read at once."""
+    last = x.permute(0, 1, 3, 4, 2)
+    return pad(last, (0, _wide(x.shape[2]) - x.shape[2])).contiguous()
+
+
+def _wide(channels: int) -> int:
+    """Return how many channels are kept: a multiple of four, of which one instruction reads four.
+
+    One or two channels stay as they are: with zeros they would be read no faster.
+    """
+    return channels if channels <= _PAIR else -(-channels // 4) * 4
 
 
 def _second(x: Tensor) -> Tensor:
@@ -284,5 +292,11 @@ def _second(x: Tensor) -> Tensor:
 
 
 def _taps(weight: Tensor) -> Tensor:
-    """Return weights [devices, outputs, inputs, size, size] as [devices, taps, inputs, outputs]."""
-    return weight.permute(0, 3, 4, 2, 1).flatten(1, 2).contiguous()
+    """Return weights [devices, outputs, inputs, size, size] as [devices, outputs, taps, inputs].
+
+    Inputs are padded as channels are, but for filters that one step of a sum has room for.
+    """
+    taps = weight.permute(0, 1, 3, 4, 2).flatten(2, 3)
+    inputs = weight.shape[2]
+    more = _wide(inputs) - inputs if inputs * taps.shape[2] > _SMALL else 0
+    return pad(taps, (0, more)).contiguous()
