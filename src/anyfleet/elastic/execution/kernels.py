@@ -1,4 +1,4 @@
-"""Triton kernels for stacks on a CUDA device: convolutions, dropout by key, sums over devices.
+"""Triton kernels for stacks on a CUDA device: convolutions, pooling, dropout, sums.
 
 Only imported where Triton is: `has_kernels` says whether it can be. Tensors are contiguous,
 with channels last: samples [devices, batch, height, width, channels], weights [devices, outputs,
@@ -13,6 +13,7 @@ from torch import Tensor
 _ONE = 16  # the least size of a product of tiles
 _FEW = 32  # weights of an output, which one program differentiates
 _PART = 2**14  # entries of a row that one program adds up
+_SIDE = 1024  # numbers that a program pools, or spreads
 
 
 @triton.jit
@@ -214,6 +215,69 @@ def _weighted_sum_kernel(
     tl.store(out + entry, summed, mask=inside)
 
 
+@triton.jit
+def _pool_kernel(
+    x: tl.tensor,
+    out: tl.tensor,
+    places: tl.tensor,
+    numbers: tl.tensor,
+    height: tl.tensor,
+    width: tl.tensor,
+    down: tl.tensor,
+    right: tl.tensor,
+    channels: tl.tensor,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    tile: tl.constexpr,
+) -> None:
+    at = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
+    inside = at < numbers
+    column = at // channels % right * columns
+    row = at // (channels * right) % down * rows
+    sample = at // (channels * right * down)
+    x += ((sample * height + row) * width + column) * channels + at % channels
+    best = tl.load(x, mask=inside, other=0.0)
+    place = tl.zeros((tile,), dtype=tl.uint8)
+    for tap in tl.static_range(1, rows * columns):
+        own = tl.load(
+            x + (tap // columns * width + tap % columns) * channels, mask=inside, other=0.0
+        )
+        # As in torch: the first of equal ones, the last of those that are no number.
+        better = (own > best) | (own != own)  # noqa: PLR0124
+        best = tl.where(better, own, best)
+        place = tl.where(better, tap, place).to(tl.uint8)
+    tl.store(out + at, best, mask=inside)
+    tl.store(places + at, place, mask=inside)
+
+
+@triton.jit
+def _spread_kernel(
+    gradient: tl.tensor,
+    places: tl.tensor,
+    out: tl.tensor,
+    numbers: tl.tensor,
+    height: tl.tensor,
+    width: tl.tensor,
+    down: tl.tensor,
+    right: tl.tensor,
+    channels: tl.tensor,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    tile: tl.constexpr,
+) -> None:
+    at = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
+    column = at // channels % width
+    row = at // (channels * width) % height
+    sample = at // (channels * width * height)
+    own_row, own_column = row // rows, column // columns
+    covered = (at < numbers) & (own_row < down) & (own_column < right)
+    window = ((sample * down + own_row) * right + own_column) * channels + at % channels
+    tap = row % rows * columns + column % columns
+    chosen = tl.load(places + window, mask=covered, other=255) == tap
+    own = tl.load(gradient + window, mask=covered & chosen, other=0.0)
+    tl.store(out + at, own, mask=at < numbers)
+
+
 def convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, columns: int, padding: int, stride: int
 ) -> Tensor:
@@ -295,6 +359,34 @@ def weight_gradient(
         num_stages=3,
     )
     return out.sum(0) if shares > 1 else out[0]
+
+
+def pool(x: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    """Return the maxima of windows side by side, and at which place of its window each was.
+
+    Samples are [..., height, width, channels]; what does not fill a window counts for nothing.
+    """
+    height, width, channels = x.shape[-3:]
+    down, right = height // rows, width // columns
+    out = torch.empty(*x.shape[:-3], down, right, channels, device=x.device, dtype=x.dtype)
+    places = torch.empty_like(out, dtype=torch.uint8)
+    sizes = out.numel(), height, width, down, right, channels
+    grid = (triton.cdiv(out.numel(), _SIDE),)
+    _pool_kernel[grid](x, out, places, *sizes, rows, columns, _SIDE)
+    return out, places
+
+
+def spread(
+    gradient: Tensor, places: Tensor, rows: int, columns: int, height: int, width: int
+) -> Tensor:
+    """Return the gradient of the samples that were pooled: that of each maximum, at its place."""
+    down, right, channels = gradient.shape[-3:]
+    shape = *gradient.shape[:-3], height, width, channels
+    out = torch.empty(shape, device=gradient.device, dtype=gradient.dtype)
+    sizes = out.numel(), height, width, down, right, channels
+    grid = (triton.cdiv(out.numel(), _SIDE),)
+    _spread_kernel[grid](gradient, places, out, *sizes, rows, columns, _SIDE)
+    return out
 
 
 def kept(key: Tensor, count: int, least: int) -> Tensor:

@@ -11,6 +11,7 @@ from torch.func import vjp
 
 from anyfleet.elastic.batch_rows import row_mask
 from anyfleet.elastic.execution import random_operators as draws
+from anyfleet.elastic.execution import stacked_pooling
 from anyfleet.elastic.execution.masked_norm import masked_batch_norm, statistics
 from anyfleet.elastic.execution.modes import Run, Special
 from anyfleet.elastic.execution.stacked_convolution import convolution as stacked_convolution
@@ -109,12 +110,15 @@ def attention(run: Run, args: list[Any], node: Node) -> Tensor:
 
 
 def max_pool(_run: Run, args: list[Any], _node: Node) -> Tensor:
-    """Pool on a CPU in another way than torch: the same numbers and gradients in less time.
+    """Pool in another way than torch: the same numbers and gradients in less time.
 
-    Torch's kernel looks for the place of every maximum with a branch that nobody can predict, and
-    would take longer than the convolution before it.
+    On a CPU torch's kernel looks for the place of every maximum with a branch that nobody can
+    predict, and would take longer than the convolution before it; so it would for a stack on a
+    CUDA device.
     """
     x, kernel, *further = args
+    if stacked_pooling.fits(x, kernel, further) and _stacked(x):
+        return stacked_pooling.max_pool(x, kernel)
     if x.device.type != "cpu" or len(kernel) != 2:
         return torch.max_pool2d(x, kernel, *further)
     padded = len(further) > 1  # or dilated, or rounded up

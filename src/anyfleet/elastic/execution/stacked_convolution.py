@@ -18,7 +18,7 @@ from torch.library import custom_op
 from torch.nn.functional import pad
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-_KERNEL_TYPES = (torch.float32, torch.bfloat16)
+KERNEL_TYPES = (torch.float32, torch.bfloat16)
 _FEW = 8  # input channels
 _PAIR = 2  # input channels
 _SMALL = 32  # weights of an output
@@ -42,7 +42,7 @@ def has_kernels() -> bool:
 def fits(x: Tensor, weight: Tensor, stride: list[int], padding: list[int], further: bool) -> bool:
     """Return whether this convolution has a form of its own; `further`: dilated or grouped."""
     size = weight.shape[-1]
-    by_kernel = x.device.type == "cuda" and has_kernels() and x.dtype in _KERNEL_TYPES
+    by_kernel = x.device.type == "cuda" and has_kernels() and x.dtype in KERNEL_TYPES
     return (
         (by_kernel or (x.device.type == "cpu" and weight.shape[1] < _FEW))
         and not further
@@ -97,8 +97,8 @@ class _Convolution(torch.autograd.Function):
     def vmap(
         info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None, shift: Shift
     ) -> tuple[Tensor, int]:
-        x, weight = _first(info, dims, x, weight)
-        extra = () if bias is None else _first(info, dims[2:], bias)
+        x, weight = devices_first(info, dims, x, weight)
+        extra = () if bias is None else devices_first(info, dims[2:], bias)
         if x.device.type == "cpu":
             biases = extra[0] if extra else [None] * len(x)
             own = zip(x, weight, biases, strict=True)
@@ -137,7 +137,7 @@ class _InputGradient(torch.autograd.Function):
     def vmap(
         info: Any, dims: Any, gradient: Tensor, weight: Tensor, shift: Shift
     ) -> tuple[Tensor, int]:
-        gradient, weight = _first(info, dims, gradient, weight)
+        gradient, weight = devices_first(info, dims, gradient, weight)
         if gradient.device.type == "cpu":
             own = zip(gradient, weight, strict=True)
             return torch.stack([_InputGradient.forward(*each, shift) for each in own]), 0
@@ -178,7 +178,7 @@ class _WeightGradient(torch.autograd.Function):
     def vmap(
         info: Any, dims: Any, gradient: Tensor, x: Tensor, size: int, shift: Shift
     ) -> tuple[Tensor, int]:
-        gradient, x = _first(info, dims, gradient, x)
+        gradient, x = devices_first(info, dims, gradient, x)
         if x.device.type == "cpu":
             own = zip(gradient, x, strict=True)
             return torch.stack([_WeightGradient.forward(*each, size, shift) for each in own]), 0
@@ -219,8 +219,8 @@ def _(
     stride: int,
 ) -> tuple[Tensor, int]:
     """Return the convolutions of several stacks: all devices of all of them are one stack."""
-    x, weight = (each.flatten(0, 1) for each in _first(info, dims, x, weight))
-    biases = [each.flatten(0, 1) for each in _first(info, dims[2] or [None], *bias)]
+    x, weight = (each.flatten(0, 1) for each in devices_first(info, dims, x, weight))
+    biases = [each.flatten(0, 1) for each in devices_first(info, dims[2] or [None], *bias)]
     out = _stacked(x.contiguous(), weight.contiguous(), biases, size, padding, stride)
     return out.unflatten(0, (info.batch_size, -1)), 0
 
@@ -247,7 +247,9 @@ def _(
     info: Any, dims: Any, x: Tensor, gradient: Tensor, size: int, padding: int, stride: int
 ) -> tuple[Tensor, int]:
     """Return the gradients of several stacks: all devices of all of them are one stack."""
-    x, gradient = (each.flatten(0, 1).contiguous() for each in _first(info, dims, x, gradient))
+    x, gradient = (
+        each.flatten(0, 1).contiguous() for each in devices_first(info, dims, x, gradient)
+    )
     out = _stacked_weight_gradient(x, gradient, size, padding, stride)
     return out.unflatten(0, (info.batch_size, -1)), 0
 
@@ -264,7 +266,7 @@ def _grouped_input_gradient(gradient: Tensor, weight: Tensor, shift: Shift) -> T
     return found.reshape(batch, devices, inputs, shift.height, shift.width).transpose(0, 1)
 
 
-def _first(info: Any, dims: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+def devices_first(info: Any, dims: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Return the tensors with the devices first; what they share is repeated."""
     return tuple(
         tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
