@@ -221,16 +221,17 @@ def _pool_kernel(
     out: tl.tensor,
     places: tl.tensor,
     numbers: tl.tensor,
-    height: tl.tensor,
-    width: tl.tensor,
-    down: tl.tensor,
-    right: tl.tensor,
-    channels: tl.tensor,
     rows: tl.constexpr,
     columns: tl.constexpr,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    down: tl.constexpr,
+    right: tl.constexpr,
+    channels: tl.constexpr,
     tile: tl.constexpr,
+    count: tl.constexpr,
 ) -> None:
-    at = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
+    at = tl.program_id(0).to(count) * tile + tl.arange(0, tile)
     inside = at < numbers
     column = at // channels % right * columns
     row = at // (channels * right) % down * rows
@@ -256,16 +257,17 @@ def _spread_kernel(
     places: tl.tensor,
     out: tl.tensor,
     numbers: tl.tensor,
-    height: tl.tensor,
-    width: tl.tensor,
-    down: tl.tensor,
-    right: tl.tensor,
-    channels: tl.tensor,
     rows: tl.constexpr,
     columns: tl.constexpr,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    down: tl.constexpr,
+    right: tl.constexpr,
+    channels: tl.constexpr,
     tile: tl.constexpr,
+    count: tl.constexpr,
 ) -> None:
-    at = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
+    at = tl.program_id(0).to(count) * tile + tl.arange(0, tile)
     column = at // channels % width
     row = at // (channels * width) % height
     sample = at // (channels * width * height)
@@ -274,8 +276,8 @@ def _spread_kernel(
     window = ((sample * down + own_row) * right + own_column) * channels + at % channels
     tap = row % rows * columns + column % columns
     chosen = tl.load(places + window, mask=covered, other=255) == tap
-    own = tl.load(gradient + window, mask=covered & chosen, other=0.0)
-    tl.store(out + at, own, mask=at < numbers)
+    own = tl.load(gradient + window, mask=covered, other=0.0)
+    tl.store(out + at, tl.where(chosen, own, 0.0), mask=at < numbers)
 
 
 def convolution(
@@ -361,18 +363,17 @@ def weight_gradient(
     return out.sum(0) if shares > 1 else out[0]
 
 
-def pool(x: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+def pool(x: Tensor, rows: int, columns: int, height: int, width: int) -> tuple[Tensor, Tensor]:
     """Return the maxima of windows side by side, and at which place of its window each was.
 
     Samples are [..., height, width, channels]; what does not fill a window counts for nothing.
     """
-    height, width, channels = x.shape[-3:]
-    down, right = height // rows, width // columns
+    channels, down, right = x.shape[-1], height // rows, width // columns
     out = torch.empty(*x.shape[:-3], down, right, channels, device=x.device, dtype=x.dtype)
     places = torch.empty_like(out, dtype=torch.uint8)
-    sizes = out.numel(), height, width, down, right, channels
+    sizes = rows, columns, height, width, down, right, channels
     grid = (triton.cdiv(out.numel(), _SIDE),)
-    _pool_kernel[grid](x, out, places, *sizes, rows, columns, _SIDE)
+    _pool_kernel[grid](x, out, places, out.numel(), *sizes, _SIDE, _integer(x))
     return out, places
 
 
@@ -383,10 +384,15 @@ def spread(
     down, right, channels = gradient.shape[-3:]
     shape = *gradient.shape[:-3], height, width, channels
     out = torch.empty(shape, device=gradient.device, dtype=gradient.dtype)
-    sizes = out.numel(), height, width, down, right, channels
+    sizes = rows, columns, height, width, down, right, channels
     grid = (triton.cdiv(out.numel(), _SIDE),)
-    _spread_kernel[grid](gradient, places, out, *sizes, rows, columns, _SIDE)
+    _spread_kernel[grid](gradient, places, out, out.numel(), *sizes, _SIDE, _integer(out))
     return out
+
+
+def _integer(largest: Tensor) -> tl.dtype:
+    """Return the type of integers that count so many numbers: short ones are divided faster."""
+    return tl.int32 if largest.numel() < 2**31 - _SIDE else tl.int64
 
 
 def kept(key: Tensor, count: int, least: int) -> Tensor:

@@ -276,8 +276,12 @@ def devices_first(info: Any, dims: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 def _last(x: Tensor) -> Tensor:
     """Return samples with their channels last, with zeros up to a number that is read at once."""
-    last = x.permute(0, 1, 3, 4, 2)
-    return pad(last, (0, _wide(x.shape[2]) - x.shape[2])).contiguous()
+    return _padded(x.permute(0, 1, 3, 4, 2), _wide(x.shape[2]) - x.shape[2])
+
+
+def _padded(value: Tensor, more: int) -> Tensor:
+    """Return a tensor with so many zeros more along its last axis."""
+    return pad(value, (0, more)) if more else value.contiguous()
 
 
 def _wide(channels: int) -> int:
@@ -301,4 +305,4 @@ def _taps(weight: Tensor) -> Tensor:
     taps = weight.permute(0, 1, 3, 4, 2).flatten(2, 3)
     inputs = weight.shape[2]
     more = _wide(inputs) - inputs if inputs * taps.shape[2] > _SMALL else 0
-    return pad(taps, (0, more)).contiguous()
+    return _padded(taps, more)

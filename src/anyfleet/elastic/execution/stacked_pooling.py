@@ -10,10 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
-from torch.library import custom_op
-from torch.nn.functional import pad
+from torch.nn.functional import one_hot, pad
 
-from anyfleet.elastic.execution.stacked_convolution import KERNEL_TYPES, devices_first, has_kernels
+from anyfleet.elastic.execution.stacked_convolution import (
+    KERNEL_TYPES,
+    devices_first,
+    has_kernels,
+)
 
 
 class Window(NamedTuple):
@@ -54,18 +57,25 @@ def fits(x: Tensor, kernel: list[int], further: list[Any]) -> bool:
 
 
 def max_pool(x: Tensor, kernel: list[int]) -> Tensor:
-    """Return the maxima of windows of one device's samples; under `vmap`, of all devices'."""
+    """Return the maxima of the windows of samples [..., channels, height, width]."""
     window = Window(*kernel, *x.shape[-2:])
-    out, _ = _Pooled.apply(x, window)  # type: ignore[no-untyped-call]
-    found: Tensor = out
+    out, _ = _Pooled.apply(x.movedim(-3, -1), window)  # type: ignore[no-untyped-call]
+    found: Tensor = out.movedim(-1, -3)
     return found
 
 
+# Channels are last in what follows, and any number of axes comes first: those of devices, too.
+
+
 class _Pooled(torch.autograd.Function):
-    """Maxima [batch, channels, rows, columns], and which place of its window each was at."""
+    """Maxima [..., rows, columns, channels], and at which place of its window each was."""
 
     @staticmethod
     def forward(x: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+        if x.is_cuda:
+            from anyfleet.elastic.execution.kernels import pool
+
+            return pool(x.contiguous(), *window)
         out, places = _windows(x, window).max(-1)
         return out, places.to(torch.uint8)
 
@@ -81,12 +91,9 @@ class _Pooled(torch.autograd.Function):
         return _Spread.apply(gradients[0], places, ctx.window), None  # type: ignore[no-untyped-call]
 
     @staticmethod
-    def vmap(
-        info: Any, dims: Any, x: Tensor, window: Window
-    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        del info
-        out, places = _pool(_last(x.movedim(dims[0], 0)), window.rows, window.columns)
-        return (_second(out), _second(places)), (0, 0)
+    def vmap(info: Any, dims: Any, x: Tensor, window: Window) -> tuple[Any, tuple[int, int]]:
+        (first,) = devices_first(info, dims, x)
+        return _Pooled.apply(first, window), (0, 0)  # type: ignore[no-untyped-call]
 
 
 class _Spread(torch.autograd.Function):
@@ -94,11 +101,17 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def forward(gradient: Tensor, places: Tensor, window: Window) -> Tensor:
-        size, spread = window.rows * window.columns, gradient.unsqueeze(-1)
-        at = torch.nn.functional.one_hot(places.long(), size).bool()
-        found = torch.where(at, spread, 0).reshape(*places.shape, window.rows, window.columns)
-        rows = found.transpose(-2, -3).flatten(-2).flatten(-3, -2)
-        return pad(rows, (0, window.width - rows.shape[-1], 0, window.height - rows.shape[-2]))
+        if gradient.is_cuda:
+            from anyfleet.elastic.execution.kernels import spread
+
+            return spread(gradient.contiguous(), places.contiguous(), *window)
+        at = one_hot(places.long(), window.rows * window.columns).bool()
+        apart = torch.where(at, gradient.unsqueeze(-1), 0)
+        apart = apart.reshape(*places.shape, window.rows, window.columns)
+        # [..., down, right, channels, rows, columns] as [..., down, rows, right, columns, channels]
+        whole = apart.movedim((-2, -1), (-4, -2)).flatten(-3, -2).flatten(-4, -3)
+        *_, height, width, _ = whole.shape
+        return pad(whole, (0, 0, 0, window.width - width, 0, window.height - height))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -115,71 +128,14 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def vmap(
         info: Any, dims: Any, gradient: Tensor, places: Tensor, window: Window
-    ) -> tuple[Tensor, int]:
-        own = [_last(each) for each in devices_first(info, dims, gradient, places)]
-        return _second(_spread(own[0], own[1], list(window))), 0
-
-
-@custom_op("anyfleet::stacked_pool", mutates_args=())
-def _pool(x: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Return maxima and their places; channels are last."""
-    from anyfleet.elastic.execution.kernels import pool
-
-    return pool(x, rows, columns)
-
-
-@_pool.register_fake
-def _(x: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-    *before, height, width, channels = x.shape
-    out = x.new_empty(*before, height // rows, width // columns, channels)
-    return out, torch.empty_like(out, dtype=torch.uint8)
-
-
-@_pool.register_vmap
-def _(
-    info: Any, dims: Any, x: Tensor, rows: int, columns: int
-) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    """Return the maxima of several stacks: one stack of all of their devices."""
-    del info
-    return _pool(x.movedim(dims[0], 0).contiguous(), rows, columns), (0, 0)
-
-
-@custom_op("anyfleet::stacked_spread", mutates_args=())
-def _spread(gradient: Tensor, places: Tensor, window: list[int]) -> Tensor:
-    """Return the gradient of the samples; channels are last."""
-    from anyfleet.elastic.execution.kernels import spread
-
-    return spread(gradient, places, *window)
-
-
-@_spread.register_fake
-def _(gradient: Tensor, places: Tensor, window: list[int]) -> Tensor:
-    del places
-    return gradient.new_empty(*gradient.shape[:-3], *window[2:], gradient.shape[-1])
-
-
-@_spread.register_vmap
-def _(
-    info: Any, dims: Any, gradient: Tensor, places: Tensor, window: list[int]
-) -> tuple[Tensor, int]:
-    """Return the gradients of several stacks: one stack of all of their devices."""
-    own = [each.contiguous() for each in devices_first(info, dims, gradient, places)]
-    return _spread(own[0], own[1], window), 0
+    ) -> tuple[Any, int]:
+        own = devices_first(info, dims, gradient, places)
+        return _Spread.apply(*own, window), 0  # type: ignore[no-untyped-call]
 
 
 def _windows(x: Tensor, window: Window) -> Tensor:
-    """Return the entries of all windows, [..., rows, columns, entries]."""
+    """Return the entries of all windows, [..., rows, columns, channels, entries]."""
     (rows, columns), (down, right) = window[:2], (window.down, window.right)
-    whole = x[..., : down * rows, : right * columns]
-    apart = whole.reshape(*x.shape[:-2], down, rows, right, columns)
-    return apart.transpose(-2, -3).flatten(-2)
-
-
-def _last(x: Tensor) -> Tensor:
-    """Return samples with their channels last, [..., rows, columns, channels]."""
-    return x.movedim(-3, -1).contiguous()
-
-
-def _second(x: Tensor) -> Tensor:
-    """Return samples with their channels before rows and columns; a view."""
-    return x.movedim(-1, -3)
+    whole = x[..., : down * rows, : right * columns, :]
+    apart = whole.reshape(*x.shape[:-3], down, rows, right, columns, x.shape[-1])
+    return apart.movedim((-4, -2), (-2, -1)).flatten(-2)
