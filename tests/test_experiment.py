@@ -3,25 +3,31 @@
 import math
 import warnings
 from collections.abc import Iterable
-from dataclasses import replace
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from anyfleet import config, methods, tasks
 from anyfleet.analysis.metric import Metric
 from anyfleet.analysis.summaries import summarise
+from anyfleet.arrays import Ints
 from anyfleet.core.ledger import Ledger
+from anyfleet.core.objectives import Task
+from anyfleet.core.view import View
 from anyfleet.elastic import cost
 from anyfleet.errors import AnyfleetWarning, BadCall, ConfigError, StoreError
 from anyfleet.experiment import (
     Experiment,
+    Prepared,
     RoundResult,
+    State,
     build,
     due,
     evaluation_flops,
@@ -30,6 +36,7 @@ from anyfleet.experiment import (
     prepare,
 )
 from anyfleet.names import HOMES, Factory
+from anyfleet.parts.select import Uniform
 from anyfleet.runtime import Limits, Sequential, Stacked, Threads, Workers
 from anyfleet.runtime.simulated.engines import Engine
 from anyfleet.tasks import zoo
@@ -87,6 +94,72 @@ def test_a_resumed_run_is_evaluated_when_it_would_have_been() -> None:
         rest = list(play(experiment, task, resume=whole[stop].state))
         # As texts: NaN is no other NaN.
         assert [str(r.record) for r in rest] == [str(r.record) for r in whole[stop + 1 :]]
+
+
+def as_on_an_accelerator(experiment: Experiment, task: Task) -> Prepared:
+    """Return a run that takes this machine for one with an accelerator."""
+    found = prepare(experiment, task)
+    return replace(found, execution=replace(found.execution, device="cuda:0"))
+
+
+def test_scores_may_come_while_the_next_round_is_played() -> None:
+    experiment = replace(SMALL, rounds=5, evaluate_every=2, engine=Sequential())
+    task = build(experiment)
+    whole = list(play(experiment, task))
+    ahead = as_on_an_accelerator(experiment, task)
+    found = list(ahead.play())
+    assert [str(r.record) for r in found] == [str(r.record) for r in whole]
+    for one, other in zip(found, whole, strict=True):
+        assert identical(one.round.params, other.round.params)
+        rest = [str(r.record) for r in play(experiment, task, resume=continued_here(one.state))]
+        assert rest == [str(r.record) for r in whole[one.record.round_index + 1 :]]
+
+
+def continued_here(state: State) -> State:
+    """Return a state that may go on here."""
+    assert state.execution is not None
+    return replace(state, execution=replace(state.execution, device="cpu"))
+
+
+@dataclass(frozen=True)
+class Noted(Uniform):
+    """A selection that fails in a round, and notes for which it was asked."""
+
+    fails_in: int = 99
+    asked: list[int] = field(default_factory=list, compare=False)
+
+    def __call__(self, view: View, state: Any, key: Tensor) -> Ints:
+        self.asked.append(view.round_index)
+        if view.round_index == self.fails_in:
+            raise OSError("nobody there")
+        return super().__call__(view, state, key)
+
+
+def test_a_round_is_yielded_after_the_next_was_played_if_that_cannot_matter() -> None:
+    def asked(results: int = 1, **changes: Any) -> list[int]:
+        select = Noted(count=2)
+        method = replace(SMALL.method, select=select)
+        experiment = replace(SMALL, method=method, engine=Sequential(), **changes)
+        list(islice(as_on_an_accelerator(experiment, build(experiment)).play(), results))
+        return select.asked
+
+    assert asked(evaluate_every=1) == [0, 1]
+    assert asked(evaluate_every=1, rounds=1) == [0]
+    # Where it might be the last one, or nothing is computed meanwhile, nothing is played ahead.
+    assert asked(evaluate_every=1, stop_at=0.9) == [0]
+    assert asked(2, evaluate_every=2) == [0, 1]
+    assert asked(3, evaluate_every=2, rounds=9) == [0, 1, 2, 3]
+
+
+def test_the_result_of_a_round_survives_the_failure_of_the_next() -> None:
+    method = replace(SMALL.method, select=Noted(count=2, fails_in=2))
+    experiment = replace(SMALL, method=method, evaluate_every=1, engine=Sequential())
+    results = as_on_an_accelerator(experiment, build(experiment)).play()
+    found = [next(results).record, next(results).record]
+    assert [record.round_index for record in found] == [0, 1]
+    assert all(record.scores for record in found)
+    with pytest.raises(OSError, match="nobody there"):
+        next(results)
 
 
 @pytest.mark.parametrize("less", [False, True], ids=["more is better", "less is better"])

@@ -396,10 +396,33 @@ class Prepared:
     ) -> Iterator[RoundResult]:
         """Yield the result of every round, from the beginning or after the round of a state.
 
-        The fleet is `runtime`; None: the simulated one.
+        The fleet is `runtime`; None: the simulated one. On an accelerator a simulated round that is
+        evaluated is yielded after the next one was played, unless its score may end the run.
         """
+        ahead = (
+            runtime is None
+            and self.execution.device.startswith("cuda")
+            and self.experiment.stop_at is None
+        )
+        played, waiting = self._played(resume, runtime), None
+        while True:
+            try:
+                done = next(played, None)
+            except BaseException:
+                if waiting is not None:  # that round has ended: its result is not lost
+                    yield self._result(waiting)
+                raise
+            if waiting is not None:
+                yield self._result(waiting)
+            if done is None:
+                return
+            waiting = done if ahead and done.scores is not None else None
+            if waiting is None:
+                yield self._result(done)
+
+    def _played(self, resume: State | None, runtime: Runtime | None) -> Iterator["_Played"]:
+        """Yield every round as it was played, with the scores that are being computed."""
         experiment, task, world = self.experiment, self.task, self.world
-        groups = named([group.name for group in world.groups], world.group)
         if runtime is None:
             engine, limits = _named(experiment.engine), experiment.limits
             runtime = Simulated(task, world, engine=engine, limits=limits)
@@ -415,20 +438,42 @@ class Prepared:
                 done = next(rounds)
                 with during(round_index=done.index):
                     # An accelerator computes the scores while the round is entered and saved.
-                    begun = (
-                        _begun(experiment, task, done)
-                        if due(experiment, task, record, done)
-                        else None
-                    )
+                    evaluated = due(experiment, task, record, done)
+                    scores = _begun(experiment, task, done) if evaluated else None
                     entered, fleet = _advance(record, done), runtime.save()
-                    scores, details = _read(experiment, task, begun, groups) if begun else ({}, ())
             except Exception as error:
                 remedied(error, _RESUME if record.round_index >= 0 else _RESTART)
                 if resume is not None and record is resume.record and _unfit(error):
                     raise StoreError(f"{_UNFIT_STATE}: {error!r}. {_UNFIT_REMEDY}") from error
                 raise
-            record = replace(entered, scores=scores, details=details)
-            yield RoundResult(record, done, fleet, self.execution, task.blueprint.aliases)
+            each = _Played(entered, done, fleet, scores)
+            yield each
+            record = each.record  # with its scores, if they are there
+
+    def _result(self, played: "_Played") -> RoundResult:
+        """Return the result of a round, with its scores."""
+        experiment, task, done = self.experiment, self.task, played.round
+        if played.scores is not None:
+            groups = named([group.name for group in self.world.groups], self.world.group)
+            try:
+                with during(round_index=done.index):
+                    scores, details = _read(experiment, task, played.scores, groups)
+            except Exception as error:
+                remedied(error, _RESUME if done.index else _RESTART)
+                raise
+            played.record = replace(played.record, scores=scores, details=details)
+        aliases = task.blueprint.aliases
+        return RoundResult(played.record, done, played.fleet, self.execution, aliases)
+
+
+@dataclass(eq=False)
+class _Played:
+    """A round that was played; an accelerator may still compute its scores."""
+
+    record: RoundRecord
+    round: Round
+    fleet: Any  # as its runtime saves it
+    scores: Examinations | None  # None: it is not evaluated
 
 
 @checked

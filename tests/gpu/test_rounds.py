@@ -8,7 +8,10 @@ import torch
 
 from anyfleet.core.loop import run
 from anyfleet.core.method import Method
+from anyfleet.experiment import Experiment, play
+from anyfleet.methods import fedavg
 from anyfleet.runtime import Sequential, Simulated, Stacked
+from anyfleet.tasks import Embedded
 from tests.helpers import small
 from tests.runtime.simulated.test_stacks import CODECS, FLEET, METHODS, task
 
@@ -55,3 +58,14 @@ def test_every_codec_compresses_there_as_on_the_host(name: str) -> None:
     found = {name: value.cpu() for name, value in there.params.items()}
     assert small.distance(here.params, found) < 1e-9
     assert here.ledger.bits_up.tolist() == there.ledger.bits_up.tolist()
+
+
+def test_scores_are_those_of_rounds_that_wait_for_them() -> None:
+    base = Experiment(Embedded(devices=4, limit=200, server=20), fedavg(count=2, lr=0.1), rounds=3)
+    experiment = replace(base, engine=Stacked(), device="auto", evaluate_every=1)
+    # A score that no run has: whoever may end after a round waits for its scores.
+    waiting = replace(experiment, stop_at=2.0)
+    found, expected = (
+        [str(result.record) for result in play(each)] for each in (experiment, waiting)
+    )
+    assert found == expected
