@@ -4,8 +4,9 @@
     python -m benchmarks.page --take h200=results/speed.json       # and take new results in before
     python -m benchmarks.page --take cpu=a/speed.json --checks checks.txt
 
-`benchmarks/results` holds a JSON file for each machine (`h200`, `cpu`) and one of each from before
-the cohort became the unit of the core (`before_h200`, `before_cpu`). On the page a table stands
+`benchmarks/results` holds a JSON file for each machine (`h200`, `cpu`), one of an earlier run whose
+tables the last one has not all measured again (`h200_earlier`), and one of each from before the
+cohort became the unit of the core (`before_h200`, `before_cpu`). On the page a table stands
 between `<!-- table MACHINE NAME -->` and `<!-- end -->`; the name "measured" stands for the lines
 that say who measured what. `--checks` takes what `make gpu` printed.
 """
@@ -137,7 +138,7 @@ def draw_overhead(axes: Any, results: Results) -> bool:
 
 def draw_methods(axes: Any, results: Results) -> bool:
     """Draw every method's milliseconds a round, and how many of them are the host's."""
-    machine = "h200" if records(results, "h200", "methods") else "cpu"
+    machine = "h200_earlier" if records(results, "h200_earlier", "methods") else "cpu"
     rows = sorted(records(results, machine, "methods"), key=lambda each: -each["ms a round"])
     names = [each["method"] for each in rows]
     axes.barh(names, [each["ms a round"] for each in rows], color="C0", label="whole round")
@@ -154,11 +155,11 @@ def draw_methods(axes: Any, results: Results) -> bool:
 def draw_cohort(axes: Any, results: Results) -> bool:
     """Draw milliseconds a round by the size of the cohort, with training."""
     drawn = False
-    for machine, colour in (("h200", "C0"), ("cpu", "C1")):
+    for machine, name, colour in (("h200_earlier", "h200", "C0"), ("cpu", "cpu", "C1")):
         rows = records(results, machine, "cohort")
         if rows:
             xs, ys = [each["cohort"] for each in rows], [each["ms a round"] for each in rows]
-            axes.plot(xs, ys, "-", marker="o", markersize=3, color=colour, label=machine)
+            axes.plot(xs, ys, "-", marker="o", markersize=3, color=colour, label=name)
             # What a round would take if it were linear in the cohort from its largest one down.
             axes.plot(xs, [ys[-1] * x / xs[-1] for x in xs], ":", color=colour, linewidth=1)
             drawn = True

@@ -519,7 +519,7 @@ def _taken(values: Tensor, entry: Tensor) -> Tensor:
 
 
 def weighted_sum(parts: Sequence[Tensor], weights: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return the sum of rows times their weights, in the precision of the weights.
+    """Return the sum of rows times their weights, in the type of the weights.
 
     Rows come in parts, one after the other, which are never put together. The products are laid out
     row by row whatever the layout of the values, and no matrix product is used: the sum has the
@@ -527,13 +527,14 @@ def weighted_sum(parts: Sequence[Tensor], weights: Tensor, out: Tensor | None = 
     """
     (count,), entries = weights.shape, parts[0].shape[1]
     found = weights.new_empty(entries) if out is None else out
-    if weights.dtype == torch.float64 and in_one_pass(parts):
+    if in_one_pass(parts):
         from anyfleet.elastic.execution import kernels
 
+        total = weights.new_empty(entries, dtype=torch.float64)
         theirs = weights.split_with_sizes([len(part) for part in parts])
         for i, (part, weight) in enumerate(zip(parts, theirs, strict=True)):
-            kernels.add_weighted(part, weight, found, further=i > 0)
-        return found
+            kernels.add_weighted(part, weight, total, further=i > 0)
+        return found.copy_(total)
     width = max(1, min(block_numbers(weights) // count, entries))
     if width >= entries and len(parts) == 1:
         together = weights.new_empty(count, entries)

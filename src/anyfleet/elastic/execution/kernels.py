@@ -210,7 +210,7 @@ def _weighted_sum_kernel(
             row = tl.full((), first + near, dtype=tl.int64)
             there = row < count
             own = tl.load(rows + row * pitch, mask=inside & there, other=0.0).to(tl.float64)
-            weight = tl.load(weights + row, mask=there, other=0.0)
+            weight = tl.load(weights + row, mask=there, other=0.0).to(tl.float64)
             summed = tl.where(there, summed + own * weight, summed)
     tl.store(out + entry, summed, mask=inside)
 
@@ -412,7 +412,7 @@ def row_lengths(rows: Tensor) -> Tensor:
 
 
 def add_weighted(rows: Tensor, weights: Tensor, out: Tensor, *, further: bool) -> None:
-    """Write the sum of rows times their weights to `out`, in double precision.
+    """Write the sum of rows times their weights to `out`, which has double precision.
 
     With `further` it is added to what is there, as if all rows had been summed in one call.
     """
