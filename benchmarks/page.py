@@ -31,6 +31,7 @@ CAPTIONS = {
     "speed_methods.svg": "Milliseconds of a round of every method, and the host's part of them",
     "speed_cohort.svg": "Milliseconds of a round by the size of the cohort",
 }
+GPU = ("h200", "h200_earlier")  # whose results count, the last ones first
 NOTHING = "*Not measured yet.*\n"
 Results = Mapping[str, tuple[dict[str, str], dict[str, Table]]]
 
@@ -138,8 +139,8 @@ def draw_overhead(axes: Any, results: Results) -> bool:
 
 def draw_methods(axes: Any, results: Results) -> bool:
     """Draw every method's milliseconds a round, and how many of them are the host's."""
-    machine = "h200_earlier" if records(results, "h200_earlier", "methods") else "cpu"
-    rows = sorted(records(results, machine, "methods"), key=lambda each: -each["ms a round"])
+    found = (records(results, machine, "methods") for machine in (*GPU, "cpu"))
+    rows = sorted(next(filter(None, found), []), key=lambda each: -each["ms a round"])
     names = [each["method"] for each in rows]
     axes.barh(names, [each["ms a round"] for each in rows], color="C0", label="whole round")
     axes.barh(names, [each["host, ms"] for each in rows], color="C1", height=0.4, label="host")
@@ -155,8 +156,8 @@ def draw_methods(axes: Any, results: Results) -> bool:
 def draw_cohort(axes: Any, results: Results) -> bool:
     """Draw milliseconds a round by the size of the cohort, with training."""
     drawn = False
-    for machine, name, colour in (("h200_earlier", "h200", "C0"), ("cpu", "cpu", "C1")):
-        rows = records(results, machine, "cohort")
+    for name, machines, colour in (("h200", GPU, "C0"), ("cpu", ("cpu",), "C1")):
+        rows = next(filter(None, (records(results, each, "cohort") for each in machines)), [])
         if rows:
             xs, ys = [each["cohort"] for each in rows], [each["ms a round"] for each in rows]
             axes.plot(xs, ys, "-", marker="o", markersize=3, color=colour, label=name)

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from anyfleet import config, methods, tasks
+from anyfleet import experiment as experiment_module
 from anyfleet.analysis.metric import Metric
 from anyfleet.analysis.summaries import summarise
 from anyfleet.arrays import Ints
@@ -126,12 +127,13 @@ class Noted(Uniform):
     """A selection that fails in a round, and notes for which it was asked."""
 
     fails_in: int = 99
+    error: type[BaseException] = OSError
     asked: list[int] = field(default_factory=list, compare=False)
 
     def __call__(self, view: View, state: Any, key: Tensor) -> Ints:
         self.asked.append(view.round_index)
         if view.round_index == self.fails_in:
-            raise OSError("nobody there")
+            raise self.error("nobody there")
         return super().__call__(view, state, key)
 
 
@@ -158,6 +160,37 @@ def test_the_result_of_a_round_survives_the_failure_of_the_next() -> None:
     found = [next(results).record, next(results).record]
     assert [record.round_index for record in found] == [0, 1]
     assert all(record.scores for record in found)
+    with pytest.raises(OSError, match="nobody there"):
+        next(results)
+
+
+def failing_ahead(error: type[BaseException]) -> Iterator[RoundResult]:
+    """Return a run whose third round fails while the scores of its second one are computed."""
+    method = replace(SMALL.method, select=Noted(count=2, fails_in=2, error=error))
+    experiment = replace(SMALL, method=method, evaluate_every=1, engine=Sequential())
+    return as_on_an_accelerator(experiment, build(experiment)).play()
+
+
+def test_an_interrupt_ends_a_run_at_once() -> None:
+    """Whoever leaves the loop at one result more would never hear of it."""
+    results = failing_ahead(KeyboardInterrupt)
+    assert next(results).record.round_index == 0
+    with pytest.raises(KeyboardInterrupt):
+        next(results)
+
+
+def test_of_two_errors_the_first_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    results, read = failing_ahead(OSError), experiment_module._read
+
+    def once(*given: Any) -> Any:
+        monkeypatch.setattr(experiment_module, "_read", unreadable)
+        return read(*given)
+
+    def unreadable(*_: Any) -> Any:
+        raise RuntimeError("the accelerator is lost")
+
+    monkeypatch.setattr(experiment_module, "_read", once)
+    assert next(results).record.round_index == 0
     with pytest.raises(OSError, match="nobody there"):
         next(results)
 

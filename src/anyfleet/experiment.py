@@ -404,21 +404,26 @@ class Prepared:
             and self.execution.device.startswith("cuda")
             and self.experiment.stop_at is None
         )
-        played, waiting = self._played(resume, runtime), None
+        played = self._played(resume, runtime)
+        waiting: _Played | None = None
         while True:
             try:
                 done = next(played, None)
-            except BaseException:
+            except Exception:
+                late = None
                 if waiting is not None:  # that round has ended: its result is not lost
-                    yield self._result(waiting)
+                    with suppress(Exception):  # what failed first is told
+                        late = self._result(waiting, resume)
+                if late is not None:
+                    yield late
                 raise
             if waiting is not None:
-                yield self._result(waiting)
+                yield self._result(waiting, resume)
             if done is None:
                 return
             waiting = done if ahead and done.scores is not None else None
             if waiting is None:
-                yield self._result(done)
+                yield self._result(done, resume)
 
     def _played(self, resume: State | None, runtime: Runtime | None) -> Iterator["_Played"]:
         """Yield every round as it was played, with the scores that are being computed."""
@@ -434,42 +439,46 @@ class Prepared:
             return
         rounds = run(experiment.method, task, runtime, experiment.seed, resume=snapshot)
         while not experiment.ends_after(record):
-            try:
+            with _explained(record, resume):
                 done = next(rounds)
                 with during(round_index=done.index):
                     # An accelerator computes the scores while the round is entered and saved.
                     evaluated = due(experiment, task, record, done)
                     scores = _begun(experiment, task, done) if evaluated else None
                     entered, fleet = _advance(record, done), runtime.save()
-            except Exception as error:
-                remedied(error, _RESUME if record.round_index >= 0 else _RESTART)
-                if resume is not None and record is resume.record and _unfit(error):
-                    raise StoreError(f"{_UNFIT_STATE}: {error!r}. {_UNFIT_REMEDY}") from error
-                raise
-            each = _Played(entered, done, fleet, scores)
+            each = _Played(record, entered, done, fleet, scores)
             yield each
             record = each.record  # with its scores, if they are there
 
-    def _result(self, played: "_Played") -> RoundResult:
+    def _result(self, played: "_Played", resume: State | None) -> RoundResult:
         """Return the result of a round, with its scores."""
         experiment, task, done = self.experiment, self.task, played.round
         if played.scores is not None:
             groups = named([group.name for group in self.world.groups], self.world.group)
-            try:
-                with during(round_index=done.index):
-                    scores, details = _read(experiment, task, played.scores, groups)
-            except Exception as error:
-                remedied(error, _RESUME if done.index else _RESTART)
-                raise
+            with _explained(played.before, resume), during(round_index=done.index):
+                scores, details = _read(experiment, task, played.scores, groups)
             played.record = replace(played.record, scores=scores, details=details)
         aliases = task.blueprint.aliases
         return RoundResult(played.record, done, played.fleet, self.execution, aliases)
+
+
+@contextmanager
+def _explained(before: RoundRecord, resume: State | None) -> Iterator[None]:
+    """Say of an error in here what to do; `before` is the record of the round before it."""
+    try:
+        yield
+    except Exception as error:
+        remedied(error, _RESUME if before.round_index >= 0 else _RESTART)
+        if resume is not None and before is resume.record and _unfit(error):
+            raise StoreError(f"{_UNFIT_STATE}: {error!r}. {_UNFIT_REMEDY}") from error
+        raise
 
 
 @dataclass(eq=False)
 class _Played:
     """A round that was played; an accelerator may still compute its scores."""
 
+    before: RoundRecord  # of the round before it
     record: RoundRecord
     round: Round
     fleet: Any  # as its runtime saves it
@@ -482,7 +491,8 @@ def play(
 ) -> Iterator[RoundResult]:
     """Run an experiment and yield the result of every round.
 
-    The run is as long as the loop that asks for results. `task` saves building it again.
+    The run is as long as the loop that asks for results; on an accelerator one round more may be
+    played, as `Prepared.play` says. `task` saves building it again.
     `resume=result.state` goes on after that round, with the same numbers as if the run had never
     stopped; `experiment.rounds` counts from the beginning of the run. Raise StoreError if the
     experiment names another engine or device than the run had so far.

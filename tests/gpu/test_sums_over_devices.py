@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 # Devices, and entries of each; each is large enough for a kernel.
-SIZES = [(1, 1_100_000), (3, 400_001), (50, 40_960), (1001, 1_057)]
+SIZES = [(1, 1_100_000), (3, 400_001), (50, 66_560), (1001, 65_537)]
 
 
 def updates(devices: int, entries: int) -> Tensor:

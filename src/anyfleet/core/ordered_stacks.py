@@ -89,6 +89,7 @@ def _positions(
 
 _MANY = 4  # runs for each stack: they are fragments
 _SHORT = 2**14  # numbers of a run: shorter ones are put together
+_MANY_COORDINATES = 2**16  # enough programs of a kernel to keep an accelerator busy
 
 
 class _Run(NamedTuple):
@@ -527,7 +528,7 @@ def weighted_sum(parts: Sequence[Tensor], weights: Tensor, out: Tensor | None = 
     """
     (count,), entries = weights.shape, parts[0].shape[1]
     found = weights.new_empty(entries) if out is None else out
-    if in_one_pass(parts):
+    if entries >= _MANY_COORDINATES and in_one_pass(parts):
         from anyfleet.elastic.execution import kernels
 
         total = weights.new_empty(entries, dtype=torch.float64)

@@ -296,10 +296,10 @@ def _length(rows: Tensor) -> Tensor:
 
 
 def in_one_pass(parts: Sequence[Tensor]) -> bool:
-    """Return whether a kernel of ours adds up rows that come in these parts.
+    """Return whether rows that come in these parts are added up by a kernel of ours.
 
-    On an accelerator torch writes them down in double precision before it adds. For few numbers
-    that takes no longer.
+    It reads them once. Torch makes a copy of them on an accelerator, of lengths even one in double
+    precision, and adds that up; for few numbers this takes no longer.
     """
     return (
         parts[0].is_cuda

@@ -25,7 +25,7 @@ class Advanced:
     metric: str
     score: float  # NaN: not evaluated
     time: float  # simulated seconds
-    seconds: float  # of this machine, for the round
+    seconds: float  # of this machine, since the result before
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,13 @@ with channels last: samples [devices, batch, height, width, channels], weights [
 taps, inputs], where a tap is one place of the filter.
 """
 
+from contextlib import AbstractContextManager
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.cuda import device_of
 
 _ONE = 16  # the least size of a product of tiles
 _FEW = 32  # weights of an output, which one program differentiates
@@ -176,13 +179,13 @@ def _squares_kernel(
     part: tl.constexpr,
     tile: tl.constexpr,
 ) -> None:
-    row = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
     summed = tl.zeros((tile,), dtype=tl.float64)
     for first in range(0, part, tile):
-        entry = tl.program_id(0) * part + first + tl.arange(0, tile)
+        entry = tl.program_id(1) * part + first + tl.arange(0, tile)
         own = tl.load(rows + row * pitch + entry, mask=entry < entries, other=0.0).to(tl.float64)
         summed += own * own
-    tl.store(out + row * parts + tl.program_id(0), tl.sum(summed))
+    tl.store(out + row * parts + tl.program_id(1), tl.sum(summed))
 
 
 @triton.jit
@@ -296,31 +299,32 @@ def convolution(
     tile, stages = (64, 2) if precision == "ieee" and x.dtype == torch.float32 else (128, 3)
     tile_out, tile_in = min(128, _power(outputs)), _inner_tile(x.dtype, inputs)
     grid = (triton.cdiv(batch * down * right, tile), devices, triton.cdiv(outputs, tile_out))
-    _convolution_kernel[grid](
-        x,
-        weight,
-        x if bias is None else bias,
-        out,
-        batch,
-        height,
-        width,
-        down,
-        right,
-        padding,
-        stride,
-        inputs,
-        pitch,
-        outputs,
-        columns,
-        taps,
-        tile,
-        tile_out,
-        tile_in,
-        bias is not None,
-        precision,
-        num_warps=4,
-        num_stages=stages,
-    )
+    with _place_of(x):
+        _convolution_kernel[grid](
+            x,
+            weight,
+            x if bias is None else bias,
+            out,
+            batch,
+            height,
+            width,
+            down,
+            right,
+            padding,
+            stride,
+            inputs,
+            pitch,
+            outputs,
+            columns,
+            taps,
+            tile,
+            tile_out,
+            tile_in,
+            bias is not None,
+            precision,
+            num_warps=4,
+            num_stages=stages,
+        )
     return out
 
 
@@ -336,30 +340,31 @@ def weight_gradient(
     # Enough programs for all multiprocessors, by a rule: a sum has the same order in every run.
     shares = max(1, min(8, 1024 // (blocks * wide * devices), total // 512))
     out = torch.empty(shares, devices, outputs, taps, inputs, device=x.device, dtype=torch.float32)
-    _weight_kernel[(blocks, devices * shares, wide)](
-        x,
-        gradient,
-        out,
-        devices,
-        batch,
-        height,
-        width,
-        down,
-        right,
-        padding,
-        stride,
-        -(-total // shares),
-        inputs,
-        outputs,
-        columns,
-        taps,
-        tile_in,
-        tile_out,
-        tile,
-        _precision(x),
-        num_warps=warps,
-        num_stages=3,
-    )
+    with _place_of(x):
+        _weight_kernel[(blocks, devices * shares, wide)](
+            x,
+            gradient,
+            out,
+            devices,
+            batch,
+            height,
+            width,
+            down,
+            right,
+            padding,
+            stride,
+            -(-total // shares),
+            inputs,
+            outputs,
+            columns,
+            taps,
+            tile_in,
+            tile_out,
+            tile,
+            _precision(x),
+            num_warps=warps,
+            num_stages=3,
+        )
     return out.sum(0) if shares > 1 else out[0]
 
 
@@ -373,7 +378,8 @@ def pool(x: Tensor, rows: int, columns: int, height: int, width: int) -> tuple[T
     places = torch.empty_like(out, dtype=torch.uint8)
     sizes = rows, columns, height, width, down, right, channels
     grid = (triton.cdiv(out.numel(), _SIDE),)
-    _pool_kernel[grid](x, out, places, out.numel(), *sizes, _SIDE, _integer(x))
+    with _place_of(x):
+        _pool_kernel[grid](x, out, places, out.numel(), *sizes, _SIDE, _integer(x))
     return out, places
 
 
@@ -386,7 +392,8 @@ def spread(
     out = torch.empty(shape, device=gradient.device, dtype=gradient.dtype)
     sizes = rows, columns, height, width, down, right, channels
     grid = (triton.cdiv(out.numel(), _SIDE),)
-    _spread_kernel[grid](gradient, places, out, out.numel(), *sizes, _SIDE, _integer(out))
+    with _place_of(gradient):
+        _spread_kernel[grid](gradient, places, out, out.numel(), *sizes, _SIDE, _integer(out))
     return out
 
 
@@ -398,7 +405,8 @@ def _integer(largest: Tensor) -> tl.dtype:
 def kept(key: Tensor, count: int, least: int) -> Tensor:
     """Return which of `count` numbers of each key are at least `least`, bool [keys, count]."""
     out = torch.empty(len(key), count, device=key.device, dtype=torch.bool)
-    _kept_kernel[(triton.cdiv(count, 1024), len(key))](key, out, count, least, 1024)
+    with _place_of(key):
+        _kept_kernel[(triton.cdiv(count, 1024), len(key))](key, out, count, least, 1024)
     return out
 
 
@@ -407,7 +415,8 @@ def row_lengths(rows: Tensor) -> Tensor:
     count, entries = rows.shape
     parts = triton.cdiv(entries, _PART)
     squares = torch.empty(count, parts, device=rows.device, dtype=torch.float64)
-    _squares_kernel[(parts, count)](rows, squares, entries, rows.stride(0), parts, _PART, 1024)
+    with _place_of(rows):
+        _squares_kernel[(count, parts)](rows, squares, entries, rows.stride(0), parts, _PART, 1024)
     return squares.sum(1).sqrt()
 
 
@@ -418,7 +427,14 @@ def add_weighted(rows: Tensor, weights: Tensor, out: Tensor, *, further: bool) -
     """
     count, entries = rows.shape
     given = rows, weights, out, count, entries, rows.stride(0), further
-    _weighted_sum_kernel[(triton.cdiv(entries, 512),)](*given, 512, 8)
+    with _place_of(rows):
+        _weighted_sum_kernel[(triton.cdiv(entries, 512),)](*given, 512, 8)
+
+
+def _place_of(tensor: Tensor) -> AbstractContextManager[object]:
+    """Return a context that launches where a tensor lies: the current device may be another."""
+    place: AbstractContextManager[object] = device_of(tensor)  # type: ignore[no-untyped-call]
+    return place
 
 
 def _precision(x: Tensor) -> str:

@@ -168,6 +168,13 @@ def average_pool(_run: Run, args: list[Any], _node: Node) -> Tensor:
     return torch.nn.functional.adaptive_avg_pool2d(x, size)
 
 
+def view(_run: Run, args: list[Any], _node: Node) -> Tensor:
+    """Return a tensor in another shape; a copy if its channels lie last, as kernels of ours do."""
+    x, shape = args
+    found: Tensor = x.reshape(shape)
+    return found
+
+
 # What the arguments of a convolution are where they are left out.
 _CONVOLUTION: tuple[Any, ...] = (None, None, None, [1, 1], [0, 0], [1, 1], 1)
 
@@ -206,4 +213,5 @@ SPECIAL: dict[str, Special] = {
     "aten.instance_norm.default": instance_norm,
     "aten.max_pool2d.default": max_pool,
     "aten.scaled_dot_product_attention.default": attention,
+    "aten.view.default": view,
 }

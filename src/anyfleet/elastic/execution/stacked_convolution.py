@@ -275,7 +275,7 @@ def devices_first(info: Any, dims: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _last(x: Tensor) -> Tensor:
-    """Return samples with their channels last, with zeros up to a number that is read at once."""
+    """Return samples with their channels last, padded with zeros to `_wide` channels."""
     return _padded(x.permute(0, 1, 3, 4, 2), _wide(x.shape[2]) - x.shape[2])
 
 

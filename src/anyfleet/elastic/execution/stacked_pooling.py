@@ -18,6 +18,8 @@ from anyfleet.elastic.execution.stacked_convolution import (
     has_kernels,
 )
 
+_ENTRIES = 64  # of a window: a program reads them one by one
+
 
 class Window(NamedTuple):
     """The size of a window, and that of the samples."""
@@ -48,6 +50,7 @@ def fits(x: Tensor, kernel: list[int], further: list[Any]) -> bool:
         and has_kernels()
         and x.dtype in KERNEL_TYPES
         and len(kernel) == 2
+        and kernel[0] * kernel[1] <= _ENTRIES
         and len(further) < 2
         and list(further[0] if further and further[0] else kernel) == list(kernel)
         and x.shape[-2] >= kernel[0]
