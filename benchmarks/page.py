@@ -4,10 +4,10 @@
     python -m benchmarks.page --take h200=results/speed.json       # and take new results in before
     python -m benchmarks.page --take cpu=a/speed.json --checks checks.txt
 
-`benchmarks/results` holds a JSON file for each machine (`h200`, `cpu`), one of an earlier run whose
-tables the last one has not all measured again (`h200_earlier`), and one of each from before the
-cohort became the unit of the core (`before_h200`, `before_cpu`). On the page a table stands
-between `<!-- table MACHINE NAME -->` and `<!-- end -->`; the name "measured" stands for the lines
+`benchmarks/results` holds a JSON file for each machine (`h200`, `cpu`), one of an earlier run where
+the last one has not measured all tables again (`h200_earlier`, `cpu_earlier`), and one of each from
+before the cohort became the unit of the core (`before_h200`, `before_cpu`). On the page a table
+stands between `<!-- table MACHINE NAME -->` and `<!-- end -->`; the name "measured" stands for the lines
 that say who measured what. `--checks` takes what `make gpu` printed.
 """
 
@@ -31,7 +31,7 @@ CAPTIONS = {
     "speed_methods.svg": "Milliseconds of a round of every method, and the host's part of them",
     "speed_cohort.svg": "Milliseconds of a round by the size of the cohort",
 }
-GPU = ("h200", "h200_earlier")  # whose results count, the last ones first
+GPU, CPU = ("h200", "h200_earlier"), ("cpu", "cpu_earlier")  # runs, the last ones first
 NOTHING = "*Not measured yet.*\n"
 Results = Mapping[str, tuple[dict[str, str], dict[str, Table]]]
 
@@ -89,6 +89,11 @@ def records(results: Results, machine: str, name: str) -> list[dict[str, Any]]:
     return [each for each in found if isinstance(each.get("ms a round"), int | float)]
 
 
+def last(results: Results, runs: Sequence[str], name: str) -> list[dict[str, Any]]:
+    """Return the rows of a table as dictionaries, of the first of these runs that has them."""
+    return next(filter(None, (records(results, run, name) for run in runs)), [])
+
+
 def draw_peers(axes: Any, results: Results) -> bool:
     """Draw how long a round of P takes: peers, the product before, and the product now."""
     now = [each for each in records(results, "h200", "peers") if each["work"] == "P"]
@@ -115,17 +120,17 @@ def draw_overhead(axes: Any, results: Results) -> bool:
     """Draw the host's milliseconds of a round by the size of the cohort, before and now."""
     drawn = False
     for name, colour in (("fedavg", "C0"), ("heterofl", "C2"), ("stc", "C3")):
-        for machine, style in (("before_cpu", ":"), ("cpu", "-")):
-            rows = records(results, machine, "overhead")
+        for machines, style in ((("before_cpu",), ":"), (CPU, "-")):
+            rows = last(results, machines, "overhead")
             kept = [e for e in rows if e["method"] == name and e["world"] == "steady"]
             kept.sort(key=lambda each: each["cohort"])
             if kept:
-                label = f"{name}, before" if machine == "before_cpu" else name
+                label = f"{name}, before" if machines != CPU else name
                 # The processor's time, which other programs on the machine do not lengthen.
                 xs = [e["cohort"] for e in kept]
                 ys = [e.get("processor, ms", e["ms a round"]) for e in kept]
                 axes.plot(xs, ys, style, marker="o", markersize=3, color=colour, label=label)
-                drawn = drawn or machine == "cpu"
+                drawn = drawn or machines == CPU
     cohorts = (10, 100, 1_000, 10_000)
     aims = [target(cohort, 1, "steady") for cohort in cohorts]
     axes.plot(cohorts, aims, "--", color="black", linewidth=1, label="target, one shape")
@@ -139,8 +144,8 @@ def draw_overhead(axes: Any, results: Results) -> bool:
 
 def draw_methods(axes: Any, results: Results) -> bool:
     """Draw every method's milliseconds a round, and how many of them are the host's."""
-    found = (records(results, machine, "methods") for machine in (*GPU, "cpu"))
-    rows = sorted(next(filter(None, found), []), key=lambda each: -each["ms a round"])
+    rows = last(results, (*GPU, *CPU), "methods")
+    rows.sort(key=lambda each: -each["ms a round"])
     names = [each["method"] for each in rows]
     axes.barh(names, [each["ms a round"] for each in rows], color="C0", label="whole round")
     axes.barh(names, [each["host, ms"] for each in rows], color="C1", height=0.4, label="host")
@@ -156,8 +161,8 @@ def draw_methods(axes: Any, results: Results) -> bool:
 def draw_cohort(axes: Any, results: Results) -> bool:
     """Draw milliseconds a round by the size of the cohort, with training."""
     drawn = False
-    for name, machines, colour in (("h200", GPU, "C0"), ("cpu", ("cpu",), "C1")):
-        rows = next(filter(None, (records(results, each, "cohort") for each in machines)), [])
+    for name, machines, colour in (("h200", GPU, "C0"), ("cpu", CPU, "C1")):
+        rows = last(results, machines, "cohort")
         if rows:
             xs, ys = [each["cohort"] for each in rows], [each["ms a round"] for each in rows]
             axes.plot(xs, ys, "-", marker="o", markersize=3, color=colour, label=name)
