@@ -7,8 +7,8 @@
 `benchmarks/results` holds a JSON file for each machine (`h200`, `cpu`), one of an earlier run where
 the last one has not measured all tables again (`h200_earlier`, `cpu_earlier`), and one of each from
 before the cohort became the unit of the core (`before_h200`, `before_cpu`). On the page a table
-stands between `<!-- table MACHINE NAME -->` and `<!-- end -->`; the name "measured" stands for the lines
-that say who measured what. `--checks` takes what `make gpu` printed.
+stands between `<!-- table MACHINE NAME -->` and `<!-- end -->`; the name "measured" stands for the
+lines that say who measured what. `--checks` takes what `make gpu` printed.
 """
 
 import argparse
