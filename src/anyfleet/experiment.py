@@ -372,14 +372,13 @@ class RoundResult:
 
     record: RoundRecord
     round: Round
-    fleet: Any  # as its runtime saves it, with orders under way
     execution: Execution  # the device, the engine and the precision of the run
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def state(self) -> State:
         """All that the run needs to go on from here, also in another process."""
-        return State(self.record, self.round.snapshot, self.fleet, self.execution)
+        return State(self.record, self.round.snapshot, self.round.fleet, self.execution)
 
 
 @dataclass(frozen=True, eq=False)
@@ -437,7 +436,14 @@ class Prepared:
             record, snapshot = resume.record, resume.snapshot
         if experiment.ends_after(record):
             return
-        rounds = run(experiment.method, task, runtime, experiment.seed, resume=snapshot)
+        rounds = run(
+            experiment.method,
+            task,
+            runtime,
+            experiment.seed,
+            resume=snapshot,
+            rounds=experiment.rounds,
+        )
         while not experiment.ends_after(record):
             with _explained(record, resume):
                 done = next(rounds)
@@ -445,8 +451,8 @@ class Prepared:
                     # An accelerator computes the scores while the round is entered and saved.
                     evaluated = due(experiment, task, record, done)
                     scores = _begun(experiment, task, done) if evaluated else None
-                    entered, fleet = _advance(record, done), runtime.save()
-            each = _Played(record, entered, done, fleet, scores)
+                    entered = _advance(record, done)
+            each = _Played(record, entered, done, scores)
             yield each
             record = each.record  # with its scores, if they are there
 
@@ -459,7 +465,7 @@ class Prepared:
                 scores, details = _read(experiment, task, played.scores, groups)
             played.record = replace(played.record, scores=scores, details=details)
         aliases = task.blueprint.aliases
-        return RoundResult(played.record, done, played.fleet, self.execution, aliases)
+        return RoundResult(played.record, done, self.execution, aliases)
 
 
 @contextmanager
@@ -481,7 +487,6 @@ class _Played:
     before: RoundRecord  # of the round before it
     record: RoundRecord
     round: Round
-    fleet: Any  # as its runtime saves it
     scores: Examinations | None  # None: it is not evaluated
 
 

@@ -6,8 +6,10 @@ from itertools import islice
 import pytest
 import torch
 
+from anyfleet.core.events import Events
 from anyfleet.core.loop import run
 from anyfleet.core.method import Method
+from anyfleet.core.server import Server
 from anyfleet.experiment import Experiment, play
 from anyfleet.methods import fedavg
 from anyfleet.runtime import Sequential, Simulated, Stacked
@@ -42,7 +44,7 @@ def test_a_resumed_run_has_the_same_bits(name: str, precision: str) -> None:
     whole = list(islice(run(method, problem, begun(), 0), 4))
     first, second = begun(), begun()
     half = list(islice(run(method, problem, first, 0), 2))
-    second.restore(first.save())
+    second.restore(half[-1].fleet)  # the next round has begun in `first`
     rest = list(islice(run(method, problem, second, 0, resume=half[-1].snapshot), 2))
     assert small.identical(rest[-1].params, whole[-1].params)
     assert repr(rest[-1].ledger.as_dicts()) == repr(whole[-1].ledger.as_dicts())
@@ -69,3 +71,30 @@ def test_scores_are_those_of_rounds_that_wait_for_them() -> None:
         [str(result.record) for result in play(each)] for each in (experiment, waiting)
     )
     assert found == expected
+
+
+@pytest.mark.parametrize("name", ["synchronous", "remembering"])
+def test_rounds_that_begin_early_are_those_of_rounds_that_wait(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = task().to(torch.float32).to(DEVICE)
+    ahead = small.steps(METHODS[name], problem, 4, engine=Stacked(), fleet=FLEET)
+    monkeypatch.setattr(Server, "may_trust", lambda *_: False)
+    waiting = small.steps(METHODS[name], problem, 4, engine=Stacked(), fleet=FLEET)
+    for one, other in zip(ahead, waiting, strict=True):
+        assert small.identical(one.params, other.params)
+        assert repr(one.ledger.as_dicts()) == repr(other.ledger.as_dicts())
+
+
+def test_the_host_goes_on_while_a_round_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    trusted: list[bool] = []
+    check = Server.may_trust
+
+    def noted(server: Server, events: Events) -> bool:
+        trusted.append(check(server, events))
+        return trusted[-1]
+
+    monkeypatch.setattr(Server, "may_trust", noted)
+    small.steps(METHODS["synchronous"], task().to(DEVICE), 3, engine=Stacked(), fleet=FLEET)
+    assert trusted
+    assert all(trusted)

@@ -120,8 +120,8 @@ CORE = tuple(
     name
     for line in (
         # values, and what an author sees
-        "messages limits objectives once_per_task index_sets layout stacks ordered_stacks updates",
-        "training_work time_and_energy plans signals padding check_in view slots",
+        "messages limits objectives once_per_task index_sets layout arriving stacks ordered_stacks",
+        "updates training_work time_and_energy plans signals padding check_in view slots",
         # methods and their orders
         "return_checks codec_calls local_training evaluation method orders calibration",
         "message_size device_state events device_tables device_states",

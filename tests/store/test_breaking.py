@@ -187,12 +187,12 @@ def test_a_run_with_all_its_steps_ends_well_without_its_last_checkpoint(tmp_path
     recording = Recording(tmp_path, runs.EXPERIMENT, every=100)
     append(recording, runs.EXPERIMENT.rounds - 1)
     with pytest.warns(AnyfleetWarning, match=told), recording:
-        recording.append(replace(last, fleet=Foreign()))
+        recording.append(replace(last, round=replace(last.round, fleet=Foreign())))
     assert finished(tmp_path, Terms())
     (tmp_path / "early").mkdir()
     early = Recording(tmp_path / "early", runs.EXPERIMENT, every=100)
     with pytest.raises(StoreError, match="fleet: a `Foreign`"), early:
-        early.append(replace(first, fleet=Foreign()))
+        early.append(replace(first, round=replace(first.round, fleet=Foreign())))
 
 
 def forge(checkpoint: Path, name: str, content: bytes) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.arrays import Floats, Ints, alike, join
+from anyfleet.core.arriving import on_host
 from anyfleet.core.codec_calls import compress
 from anyfleet.core.device_state import DeviceState
 from anyfleet.core.device_states import DeviceStates, Keepsakes, Remembered
@@ -46,7 +47,7 @@ from anyfleet.core.messages import TRAINING, ChooserState, Kind, Params
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort, grid
 from anyfleet.core.padding import unpaddable
-from anyfleet.core.reports import learned, learns, on_host, reported
+from anyfleet.core.reports import learned, learns, reported
 from anyfleet.core.residuals import compress_updates
 from anyfleet.core.return_checks import Caller, countable, trained
 from anyfleet.core.slots import Compressed, Norm, TrainingContext, TrainingResult
@@ -478,8 +479,8 @@ def collect(
     chooser: list[ChooserState | None] = [None] * len(cohort)
     for some, each, found in zip(rows, launched, fetched, strict=True):
         model[some], samples[some] = found[_MODEL], each.samples
-        lengths = {name: found[_LENGTH + name] for name in each.stack.lengths}
-        report = {name: found[name] for name in each.reported}
+        lengths = found.named({name: _LENGTH + name for name in each.stack.lengths})
+        report = found.named({name: name for name in each.reported})
         stacks.append(replace(each.stack, report=report, known_lengths=lengths))
         masks = each.stack.masks
         masked.append(stacked_mask_bits(masks, found[_MASKS]) if masks else np.zeros(len(some)))

@@ -133,7 +133,7 @@ class _Entry(NamedTuple):
     orders: IssuedOrders
     charges: Charges
     failures: tuple[str, ...]
-    told: Mapping[str, Floats]  # what their devices reported, and facts about their results
+    replied: RepliedOrders | None = None  # with what their devices sent; None: nothing came
 
 
 class LedgerWriter:
@@ -145,14 +145,12 @@ class LedgerWriter:
 
     def replied(self, replied: RepliedOrders, failures: Sequence[str]) -> None:
         """Add orders whose replies arrived; a failure says why a reply does not count, or is ""."""
-        reports = replied.replies.reports
-        told = {name: reports.number(name) for name in REPORTED} | self._results(replied)
-        self._entries.append(_Entry(replied.orders, replied.charges, tuple(failures), told))
+        entry = _Entry(replied.orders, replied.charges, tuple(failures), replied)
+        self._entries.append(entry)
 
     def failed(self, orders: IssuedOrders, charges: Charges, failures: Sequence[str]) -> None:
         """Add orders that no replies will come to."""
-        unknown = dict.fromkeys((*REPORTED, *_RESULT), np.full(len(orders), np.nan))
-        self._entries.append(_Entry(orders, charges, tuple(failures), unknown))
+        self._entries.append(_Entry(orders, charges, tuple(failures)))
 
     def close(self, devices: Devices, round_index: int, now: float) -> Ledger:
         """Return the rows of the round that ends now, sorted by order, and begin the next."""
@@ -161,9 +159,8 @@ class LedgerWriter:
             return Ledger.from_dicts(())
         orders = join([each.orders for each in entries])
         charges = join([each.charges for each in entries])
-        told = {
-            name: np.concatenate([each.told[name] for each in entries]) for name in entries[0].told
-        }
+        each_told = [self._told(each) for each in entries]
+        told = {name: np.concatenate([each[name] for each in each_told]) for name in each_told[0]}
         ended = charges.began + (
             charges.download_seconds + charges.compute_seconds + charges.upload_seconds
         )
@@ -181,6 +178,13 @@ class LedgerWriter:
             "failure": tuple(chain.from_iterable(each.failures for each in entries)),
         }
         return _ledger(columns).take(np.argsort(orders.order, kind="stable"))
+
+    def _told(self, entry: _Entry) -> dict[str, Floats]:
+        """Return what devices reported, and facts about their results; NaN where nothing came."""
+        if entry.replied is None:
+            return dict.fromkeys((*REPORTED, *_RESULT), np.full(len(entry.orders), np.nan))
+        reports = entry.replied.replies.reports
+        return {name: reports.number(name) for name in REPORTED} | self._results(entry.replied)
 
     def _results(self, replied: RepliedOrders) -> dict[str, Floats]:
         """Return the facts about training results; NaN for replies of another kind."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.arrays import Floats, Ints, distinct, grouped
+from anyfleet.core.arriving import example
 from anyfleet.core.check_in import MessageBits
 from anyfleet.core.index_sets import pack_mask, pack_slice
 from anyfleet.core.layout import MessageLayout, TensorLayout
@@ -249,7 +250,9 @@ def stack_extra_bits(
     """
     # Only statistics are counted here; the other trees need not be taken apart.
     trees = {name: _first(tree) if name == "buffers" else {} for name, tree in stack.trees.items()}
-    own = trees, stack.report_of(0), kind or orders.kind, orders.job.report
+    # And how many numbers are reported, of which some may still be computed.
+    like = Stack(report=example(stack.report)).report_of(0)
+    own = trees, like, kind or orders.kind, orders.job.report
     bits = masked + _beside_model(*own, chosen=False)
     if not orders.menus:
         return bits

@@ -125,7 +125,7 @@ def _fitting(planned: PlannedCohort, view: View) -> tuple[PlannedCohort, Sequenc
     for what it says it cannot hold. One that does not know its memory is asked.
     """
     orders, reasons = planned.orders, [""] * len(planned.orders)
-    room = view.conditions(orders.device).memory
+    room = view.free_memory(orders.device)
     room = np.where(np.isnan(room), np.inf, room)
     needs = _needs(orders, view)
     least = np.nanmin(needs, axis=1, initial=np.inf)

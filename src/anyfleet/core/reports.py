@@ -1,6 +1,6 @@
 """The numbers that devices measured while they trained: reports, and what choosers learn."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -17,23 +17,6 @@ from anyfleet.core.orders import Cohort
 from anyfleet.core.slots import Choose, Lesson, Measure, Minibatch, TrainingContext
 from anyfleet.elastic import Slice, cut, width
 from anyfleet.tracebacks import during
-
-
-def on_host(stacks: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Floats]]:
-    """Return the columns [devices, …] of stacks as arrays, fetched from where they are at once."""
-    # On an accelerator every single transfer would wait for all that was launched before it.
-    alike: dict[tuple[torch.device, torch.dtype], list[tuple[int, str, Tensor]]] = {}
-    for number, columns in enumerate(stacks):
-        for name, column in columns.items():
-            alike.setdefault((column.device, column.dtype), []).append((number, name, column))
-    found: list[dict[str, Floats]] = [{} for _ in stacks]
-    for some in alike.values():
-        flat = torch.cat([column.reshape(-1) for *_, column in some]).cpu().double().numpy()
-        end = 0
-        for number, name, column in some:
-            begin, end = end, end + column.numel()
-            found[number][name] = flat[begin:end].reshape(column.shape)
-    return found
 
 
 def reported(measured: Mapping[str, Tensor], job: Job) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anyfleet.arrays import Flags, Floats, Ints, alike, among, distinct, every
+from anyfleet.core.arriving import Transfer
 from anyfleet.core.limits import Limits
 from anyfleet.core.messages import OF_TRAINING, Conditions, Kind, Params
 from anyfleet.core.method import Job
@@ -449,11 +450,28 @@ def unsound(trees: Sequence[tuple[Params, Params]], state: Any, before: Any) -> 
 
     Each tree comes with the one before it. An accelerator is waited for only once if all is well.
     """
-    new = [v for tree, old in trees for name, v in tree.items() if v is not old.get(name)]
-    if _all_finite([*new, *(() if state is before else _tensors(state))]):
+    if _all_finite(_new(trees, state, before)):
         return []
     wrong = [name for tree, old in trees for name in not_finite(tree, old)]
     return wrong if sound(state) or not sound(before) else [*wrong, "the state of the aggregator"]
+
+
+def finiteness(trees: Sequence[tuple[Params, Params]], state: Any, before: Any) -> Transfer | None:
+    """Return numbers that are all finite only if `unsound` finds nothing; None: it has to look.
+
+    Nobody waits for an accelerator.
+    """
+    values = _new(trees, state, before)
+    floats = [value for value in values if value.is_floating_point()]
+    if any(value.is_complex() for value in values) or len({v.device for v in floats}) != 1:
+        return None
+    return Transfer(torch.stack(torch._foreach_norm(floats)))  # noqa: SLF001
+
+
+def _new(trees: Sequence[tuple[Params, Params]], state: Any, before: Any) -> list[Tensor]:
+    """Return the tensors that are not those of before."""
+    new = [v for tree, old in trees for name, v in tree.items() if v is not old.get(name)]
+    return [*new, *(() if state is before else _tensors(state))]
 
 
 def not_finite(new: Params, old: Params) -> list[str]:

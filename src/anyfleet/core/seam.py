@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from anyfleet.arrays import Flags, Ints
+from anyfleet.arrays import Flags, Floats, Ints
 from anyfleet.core.events import Events, Failures
 from anyfleet.core.ledger import Ledger
 from anyfleet.core.limits import Limits
@@ -49,6 +49,9 @@ class Runtime(Protocol):
 
     def conditions(self, devices: Ints) -> Conditions:
         """Return what these devices would report if all checked in now; NaN where one does not."""
+
+    def free_memory(self, devices: Ints) -> Floats:
+        """Return the memory of `conditions`, which needs no number that somebody computes now."""
 
     def offer(self, orders: Cohort) -> None:
         """Let devices choose from the menus of orders; `wait` returns their choices."""
@@ -100,6 +103,7 @@ class Round:
     replies: tuple[Reply, ...]  # those that are not about training
     sub_model: Callable[[SubModelSize], Slice]  # as the method's extraction cuts this model now
     snapshot: "Snapshot"
+    fleet: Any  # the state of the runtime as the round ended
 
 
 @dataclass(frozen=True, eq=False)

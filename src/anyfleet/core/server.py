@@ -1,7 +1,8 @@
 """The server: which orders are under way, which replies came in, and the model made of them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,11 +11,12 @@ from torch import Tensor
 from anyfleet import rng
 from anyfleet.arrays import Flags, Floats, Ints, join
 from anyfleet.core import return_checks as returned
+from anyfleet.core.arriving import Transfer
 from anyfleet.core.calibration import calibrated
 from anyfleet.core.check_in import MessageBits, OrderChoices
 from anyfleet.core.evaluation import server_loss
 from anyfleet.core.events import Events
-from anyfleet.core.ledger import LedgerWriter
+from anyfleet.core.ledger import Ledger, LedgerWriter
 from anyfleet.core.message_size import expected_bits
 from anyfleet.core.messages import (
     OF_TRAINING,
@@ -43,12 +45,14 @@ from anyfleet.core.screening import (
     Screen,
     UpdateSizes,
     believable,
+    finiteness,
     most_at_first,
     too_large,
     unsound,
 )
 from anyfleet.core.seam import Reply, Round, Runtime, Snapshot
 from anyfleet.core.slots import Policy
+from anyfleet.core.stacks import Replies, kept_twice
 from anyfleet.core.time_and_energy import Amount, Demand, training
 from anyfleet.core.updates import Updates, add_delta
 from anyfleet.core.view import OrderStatuses, Request, View
@@ -58,6 +62,7 @@ from anyfleet.tracebacks import during
 
 # What an update may change, and how a refusal calls it.
 _CHANGES = {"params": "a change", "buffers": "a change of the statistics"}
+_CAUTIOUS = 10  # rounds in which no replies are trusted, after one that did not count
 _NOBODY, _NO_ORDERS, _NO_REPLIES = OrderStatuses.of(()), IssuedOrders.none(), RepliedOrders.none()
 
 
@@ -75,6 +80,25 @@ class _Changes(NamedTuple):
         rows = np.flatnonzero(~np.isin(self.orders, refused))
         left = self.updates.take(rows), self.orders[rows], self.sizes[rows]
         return _Changes(*left, self.known, {})
+
+
+class _Unchecked(NamedTuple):
+    """What a round was ended with before the numbers of its replies had come in."""
+
+    orders: IssuedOrders
+    replies: Replies
+    changes: Mapping[str, _Changes]
+    finite: Transfer | None  # one that is finite only if the new model is; None: nobody knows
+
+
+@dataclass(frozen=True, eq=False)
+class Ending:
+    """A round that has ended, whose books are not closed yet."""
+
+    round: Callable[..., Round]  # given its ledger and the snapshot after it
+    close: Callable[[], Ledger]
+    snapshot: Snapshot
+    unchecked: _Unchecked | None  # None: its replies have been checked
 
 
 class Server:
@@ -107,6 +131,10 @@ class Server:
         self.update_sizes = {what: UpdateSizes.none() for what in _CHANGES}
         initial = {"params": task.params, "buffers": task.buffers}
         self.absurd_sizes = {what: most_at_first(what, initial[what]) for what in _CHANGES}
+        # Replies of this round that have not been checked, and whether their model is finite.
+        self.trusted: tuple[IssuedOrders, Replies] | None = None
+        self.finite: Transfer | None = None
+        self.cautious_until = 0  # the round from which on replies may be trusted
         self.states: dict[str, Any] = {}
         self.learning, self.diagnosing = (_with_own(method, n) for n in ("learn", "diagnostics"))
         self._check_start()
@@ -159,6 +187,7 @@ class Server:
             model=self.params,
             diagnostics=self.diagnostics,
             conditions=self.conditions,
+            free_memory=self.runtime.free_memory,
             server_loss=self.server_loss,
             cost=self.cost,
             training_cost=self.training_cost,
@@ -326,8 +355,30 @@ class Server:
 
     # -- receiving
 
-    def receive(self, events: Events) -> None:
-        """Enter the choices, replies and failures that came in; those to closed orders are late."""
+    def may_trust(self, events: Events) -> bool:
+        """Return whether a round may end with these events before their numbers have arrived.
+
+        They have to be the replies to all orders under way. While the accelerator computes them,
+        the host ends the round and begins the next one. A round with replies that turn out not to
+        count has to be undone (`settle`); some rounds after it nothing is trusted.
+        """
+        replies = events.replies
+        return (
+            replies is not None
+            and events.failures is None
+            and events.choices is None
+            and len(replies) == len(self.under_way)
+            and not len(self.replied)
+            and self.round_index >= self.cautious_until
+            and not replies.awaited
+            and kept_twice(replies)
+        )
+
+    def receive(self, events: Events, *, trusting: bool = False) -> None:
+        """Enter the choices, replies and failures that came in; those to closed orders are late.
+
+        With `trusting` replies count as if they had been checked, which `settle` does later.
+        """
         if events.free:
             self._read_roster()
         if events.choices is not None:
@@ -341,7 +392,11 @@ class Server:
             return
         orders, known = self._close(events.replies.order)
         replies, charges = events.replies.take(known), events.charges.take(known)
-        reasons, sizes = self.screen.check(orders, replies)
+        if trusting:
+            self.trusted = orders, replies
+            reasons, sizes = [""] * len(replies), np.full(len(replies), np.nan)
+        else:
+            reasons, sizes = self.screen.check(orders, replies)
         came = RepliedOrders.of(
             orders, replies, charges, sizes, job=self.job, blueprint=self.task.blueprint
         )
@@ -395,7 +450,7 @@ class Server:
 
     # -- ending a round
 
-    def finish_round(self) -> Round:
+    def finish_round(self) -> Ending:
         """Aggregate the replies, let the parts learn from the round, and begin the next one."""
         view = self.view()
         if self._drop(view):
@@ -411,7 +466,11 @@ class Server:
             self._learn(changes["params"].updates if changes else None)
         self.diagnostics = {**self._diagnosed(), **self.diagnostics}
         surveys = _surveys(self.replied)
-        ledger = self.ledger.close(self.devices, self.round_index, self.runtime.now())
+        close = partial(self.ledger.close, self.devices, self.round_index, self.runtime.now())
+        unchecked = (
+            None if self.trusted is None else _Unchecked(*self.trusted, changes, self.finite)
+        )
+        self.trusted = self.finite = None
         self.round_index += 1
         self.started = self.runtime.now()
         self.runtime.begin_round(self.round_index)
@@ -424,17 +483,56 @@ class Server:
             still = np.isin(self.holding.order, later.orders.order)
             self.holding = self.holding.take(still).pruned()
         self._open_round()
-        return Round(
+        ended = partial(
+            Round,
             index=self.round_index - 1,
             time=self.started,
             params=dict(self.params),
             buffers=dict(self.buffers),
             diagnostics=self.diagnostics,
-            ledger=ledger,
             replies=surveys,
             sub_model=self._sub_model(),
-            snapshot=self.snapshot(),
+            fleet=self.runtime.save(),
         )
+        return Ending(ended, close, self.snapshot(), unchecked)
+
+    def settle(self, ending: Ending) -> Round | None:
+        """Return a round that has ended, with its ledger; an accelerator is waited for.
+
+        Return None if it ended with a reply that does not count, or with a model that is not
+        finite: then `undo` it and play it again.
+        """
+        snapshot = ending.snapshot
+        if ending.unchecked is not None:
+            found = self._checked(ending.unchecked)
+            if found is None:
+                return None
+            self.update_sizes |= found
+            snapshot = replace(snapshot, update_sizes=dict(self.update_sizes))
+        return ending.round(ledger=ending.close(), snapshot=snapshot)
+
+    def undo(self, before: Snapshot) -> None:
+        """Go back to the beginning of a round, and trust no replies for some rounds."""
+        self.restore(before)
+        self.cautious_until = self.round_index + _CAUTIOUS
+
+    def _checked(self, given: "_Unchecked") -> dict[str, UpdateSizes] | None:
+        """Return the sizes of updates that are known with these; None if some reply is refused."""
+        reasons, sizes = self.screen.check(given.orders, given.replies)
+        if any(reasons) or given.finite is None or not np.isfinite(given.finite.values()).all():
+            return None
+        sorter = np.argsort(given.orders.order)
+        found = {}
+        for what, each in given.changes.items():
+            place = np.searchsorted(given.orders.order, each.orders, sorter=sorter)
+            own = sizes[sorter[place]]
+            if what != "params" or np.isnan(own).any():
+                own = each.updates.root_mean_squares()
+            changes = self._compared(what, each.updates, each.orders, own)
+            if changes.refused:
+                return None
+            found[what] = changes.known.after(each.updates.device, own)
+        return found
 
     def _diagnosed(self) -> dict[str, Any]:
         """Return what the parts add to the record of the round, out of their states."""
@@ -489,14 +587,11 @@ class Server:
         found: dict[str, _Changes] = {}
         if len(trained):
             updates = incoming.trained(trained, self.params)
-            orders, sizes = trained.orders.order, trained.sizes
-            sizes = updates.root_mean_squares() if np.isnan(sizes).any() else sizes
-            found["params"] = self._compared("params", updates, orders, sizes)
+            found["params"] = self._sized("params", updates, trained)
         if trained.replies.with_statistics.any():
             measured = trained.take(trained.replies.with_statistics)
             updates = incoming.statistics(measured, self.buffers)
-            orders, sizes = measured.orders.order, updates.root_mean_squares()
-            found["buffers"] = self._compared("buffers", updates, orders, sizes)
+            found["buffers"] = self._sized("buffers", updates, measured)
         refused: dict[int, str] = {}
         for each in found.values():
             refused = {**each.refused, **refused}
@@ -509,6 +604,15 @@ class Server:
         self.replied = self.replied.take(~np.isin(self.replied.orders.order, numbers))
         left = {what: changes.without(numbers) for what, changes in found.items()}
         return {what: changes for what, changes in left.items() if len(changes.orders)}
+
+    def _sized(self, what: str, updates: Updates, replied: RepliedOrders) -> "_Changes":
+        """Return updates beside the sizes of earlier ones; those that are trusted have no size."""
+        orders, sizes = replied.orders.order, replied.sizes
+        if self.trusted is not None:
+            return _Changes(updates, orders, sizes, self.update_sizes[what], {})
+        if what != "params" or np.isnan(sizes).any():
+            sizes = updates.root_mean_squares()
+        return self._compared(what, updates, orders, sizes)
 
     def _compared(self, what: str, updates: Updates, orders: Ints, sizes: Floats) -> "_Changes":
         """Return updates of these orders and sizes beside the sizes of earlier ones."""
@@ -534,14 +638,16 @@ class Server:
             mean = changes["buffers"].updates.mean(changes["buffers"].updates.samples)
             buffers = add_delta(buffers, mean)
         trees = (new.model, self.params), (buffers, self.buffers)
-        wrong = unsound(trees, new.state, state)
-        if wrong:
+        if self.trusted is not None:
+            self.finite = finiteness(trees, new.state, state)
+        elif wrong := unsound(trees, new.state, state):
             self.diagnostics = {"held": tuple(updates.device.tolist()), "not_finite": tuple(wrong)}
             return f"held: the new model is not finite: {wrong[0]}"
         self.params, self.buffers = dict(new.model), buffers
         self.diagnostics, self.states["aggregate"] = new.diagnostics, new.state
-        for what, each in changes.items():
-            self.update_sizes[what] = each.known.after(each.updates.device, each.sizes)
+        if self.trusted is None:
+            for what, each in changes.items():
+                self.update_sizes[what] = each.known.after(each.updates.device, each.sizes)
         return ""
 
     def _enter(self, held: str) -> None:
@@ -591,6 +697,7 @@ class Server:
         self.under_way, self.offered = saved.under_way, saved.offered
         self.holding, self.replied = saved.holding, saved.waiting
         self.update_sizes = dict(saved.update_sizes)
+        self.trusted = self.finite = None
         self.runtime.begin_round(self.round_index)
         self._open_round()
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anyfleet.arrays import Arrays, Flags, Floats, Ints, alike, every, listed
+from anyfleet.core.arriving import awaited
 from anyfleet.core.layout import Symbols
 from anyfleet.core.messages import Params, Report, Trees, measured
 from anyfleet.elastic.execution.stacked_convolution import has_kernels
@@ -28,6 +29,7 @@ _CACHED, _RESIDENT = 1 << 19, 1 << 26
 _NEIGHBOURS = 64  # numbers of a row whose squares are added in single precision
 _SMALL = 1e-12  # a length below which squares may have vanished
 _WORTH_A_KERNEL = 1 << 20  # numbers
+_TWICE = 1 / 8  # of an accelerator's memory, that replies may take which are kept for longer
 _NOTHING = np.empty(0)
 
 
@@ -205,6 +207,12 @@ class Replies(Arrays):
         """Return the number that each device reported under a name; NaN where there is none."""
         return self.reports.number(name)
 
+    @property
+    def awaited(self) -> bool:
+        """Whether nobody would have to wait for a number that an accelerator still computes."""
+        stacks = self.stacks
+        return all(awaited(each.report) and awaited(each.known_lengths) for each in stacks)
+
     @cached_property
     def trained(self) -> Flags:
         """The replies that bring a training result."""
@@ -227,6 +235,16 @@ class Replies(Arrays):
             index[rows], place[rows] = len(stacks), np.arange(len(rows))
             stacks.append(self.stacks[int(self.stack_index[rows[0]])].take(self.place[rows]))
         return self.having(stacks=tuple(stacks), stack_index=index, place=place)
+
+
+def kept_twice(replies: Replies) -> bool:
+    """Return whether an accelerator has room for the tensors of such replies once more."""
+    trees = [tree for stack in replies.stacks for tree in stack.trees.values()]
+    sizes = [v.numel() * v.element_size() for tree in trees for v in tree.values()]
+    device = next((v.device for tree in trees for v in tree.values()), torch.device("cpu"))
+    if device.type != "cuda":
+        return True
+    return sum(sizes) <= _TWICE * torch.cuda.get_device_properties(device).total_memory
 
 
 def gathered(

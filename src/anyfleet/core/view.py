@@ -143,6 +143,7 @@ class View:
     model: Params
     diagnostics: Mapping[str, Any]  # of the last round
     conditions: Callable[[Ints], Conditions]  # what these devices would report at check-in
+    free_memory: Callable[[Ints], Floats]  # the memory that they would report
     server_loss: Callable[[Params, Tensor], float]  # on a batch of the server split, drawn by a key
     cost: Callable[[Slice, int], Cost]  # of a slice, for a batch of that many samples
     training_cost: Callable[

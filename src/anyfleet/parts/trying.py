@@ -143,6 +143,7 @@ def _view(
         model=model,
         diagnostics={},
         conditions=conditions,
+        free_memory=absent("conditions of devices"),
         server_loss=loss,
         cost=cost,
         training_cost=training_cost,

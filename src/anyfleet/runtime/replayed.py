@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from anyfleet.arrays import Flags, Ints, join
+from anyfleet.arrays import Flags, Floats, Ints, join
 from anyfleet.core.check_in import OrderChoices
 from anyfleet.core.choosing import decide
 from anyfleet.core.client import carry_out
@@ -92,6 +92,10 @@ class Replayed:
     def free(self, devices: Ints) -> Flags:
         """Return which devices have no order."""
         return ~np.isin(devices, [*self._device.values()])
+
+    def free_memory(self, devices: Ints) -> Floats:
+        """Return the memory of `conditions`."""
+        return self.conditions(devices).memory
 
     def conditions(self, devices: Ints) -> Conditions:
         """Return the conditions that the devices always have, and the loss that they had last."""

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from anyfleet.arrays import Arrays
 from anyfleet.config.signatures import hints_of
+from anyfleet.core.arriving import LateArrays
 from anyfleet.errors import BadName, StoreError
 from anyfleet.experiment import RoundRecord, State
 from anyfleet.names import (
@@ -244,6 +245,7 @@ _WRITERS: Mapping[type, Callable[[_Writer, Any], Node]] = {
     set: lambda writer, value: {"set": writer.entries(value)},
     frozenset: lambda writer, value: {"frozenset": writer.entries(value)},
     dict: lambda writer, value: writer.mapping("dict", value),
+    LateArrays: lambda writer, value: writer.mapping("dict", value),  # nobody reads them late
     MappingProxyType: lambda writer, value: writer.mapping("proxy", value),
     FrozenMapping: lambda writer, value: writer.mapping("frozen", value),
     bytes: lambda _, value: {"bytes": base64.b64encode(value).decode()},

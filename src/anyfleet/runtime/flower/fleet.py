@@ -16,7 +16,7 @@ import numpy as np
 
 import anyfleet
 from anyfleet.arguments import checked
-from anyfleet.arrays import Flags, Ints, join
+from anyfleet.arrays import Flags, Floats, Ints, join
 from anyfleet.core.check_in import Choices, OrderChoices
 from anyfleet.core.choosing import decide
 from anyfleet.core.events import Events, Failures
@@ -314,6 +314,10 @@ class FlowerFleet:
         self._look(at_once=True)
         self._receive()
         return sum(map(self._is_free, self._fleet))
+
+    def free_memory(self, devices: Ints) -> Floats:
+        """Return the memory of `conditions`."""
+        return self.conditions(devices).memory
 
     def conditions(self, devices: Ints) -> Conditions:
         """Return what these devices said of themselves last; NaN where they said nothing."""

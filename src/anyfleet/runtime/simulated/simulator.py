@@ -15,12 +15,13 @@ from anyfleet.core.limits import Limits
 from anyfleet.core.messages import OF_TRAINING, Charges, Conditions, Devices, no_charges
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import Cohort
+from anyfleet.core.stacks import Replies
 from anyfleet.runtime.simulated.batteries import Batteries
 from anyfleet.runtime.simulated.clock import Clock
 from anyfleet.runtime.simulated.engines import Assignment, Engine, Sequential
 from anyfleet.runtime.simulated.stacking import draws_together
 from anyfleet.runtime.simulated.timing import begin, with_uploads
-from anyfleet.runtime.simulated.under_way import SimulatedState, UnderWay
+from anyfleet.runtime.simulated.under_way import SimulatedState, Told, UnderWay
 from anyfleet.world import World
 from anyfleet.world.quantities import When
 from anyfleet.world.world import RuntimeConditions
@@ -78,8 +79,10 @@ class Simulated:
         # What devices keep of orders that are carried out, once their training has ended.
         self._remembered: Remembered | None = None
         self._batteries = Batteries(world)
-        # The loss that each device reported last, even if the server refused the reply.
+        # The loss that each device reported last, even if the server refused the reply, and what
+        # devices told in the last round: an accelerator may still be computing it.
         self._losses: Floats = np.full(task.devices, np.nan)
+        self._told: Told | None = None
         self._free = np.ones(task.devices, dtype=bool)
         self._choices: OrderChoices | None = None  # made and not yet told
         self._asked: _Asked | None = None  # a check-in and its orders are of the same time
@@ -127,8 +130,16 @@ class Simulated:
 
         A band that devices share is divided among these and those under way.
         """
-        charge = self._batteries.charge(devices, self.now())
-        own = RuntimeConditions(charge, self._losses[devices])
+        self._enter_losses()
+        return self._reported(devices, self._losses[devices])
+
+    def free_memory(self, devices: Ints) -> Floats:
+        """Return the memory of `conditions`; nobody waits for the last losses."""
+        return self._reported(devices, np.full(len(devices), np.nan)).memory
+
+    def _reported(self, devices: Ints, losses: Floats) -> Conditions:
+        """Return what these devices would report, whose last losses are given."""
+        own = RuntimeConditions(self._batteries.charge(devices, self.now()), losses)
         now = self._when()
         true = self._conditions_at(devices, self._world.reports.when(now), self._active(devices))
         return self._world.report(devices, now, true, own)
@@ -233,7 +244,7 @@ class Simulated:
         charges = self._charge(ended, ended.failed_after, ended.events.ends)
         came = ended.reason < 0
         replies = ended.replies.take(came).pruned()
-        self._remember_losses(ended, replies.reported("loss"), came)
+        self._remember_losses(ended, replies, came)
         reasons = tuple(filter(None, ended.why()))
         return Events(
             replies=replies if came.any() else None,
@@ -277,6 +288,7 @@ class Simulated:
             self._remembered,
             self._batteries.save(),
             self._losses.copy(),
+            self._told,
         )
 
     def restore(self, saved: SimulatedState) -> None:
@@ -286,7 +298,7 @@ class Simulated:
         self._remembered = saved.remembered
         self._states.restore(saved.states)
         self._batteries.restore(saved.batteries)
-        self._losses = saved.losses.copy()
+        self._losses, self._told = saved.losses.copy(), saved.told
         self._free = np.ones(self._task.devices, dtype=bool)
         if saved.under_way is not None:
             self._free[saved.under_way.device] = False
@@ -322,11 +334,23 @@ class Simulated:
         self._batteries.finish_work(orders.device, joules, now)
         return charges
 
-    def _remember_losses(self, orders: UnderWay, losses: Floats, came: Flags) -> None:
-        """Keep the losses that devices reported of their training."""
+    def _remember_losses(self, orders: UnderWay, replies: Replies, came: Flags) -> None:
+        """Keep what devices reported of their training; nobody waits for numbers to arrive."""
         trained = np.array([each.sent.kind in OF_TRAINING for each in orders.cohorts], dtype=bool)
-        told = trained[orders.cohort[came]] & ~np.isnan(losses)
-        self._losses[orders.device[came][told]] = losses[told]
+        rows = trained[orders.cohort[came]]
+        if not rows.any():
+            return
+        self._enter_losses()  # those before have long arrived
+        self._told = Told(orders.device[came], replies.reports).take(rows)
+        if replies.awaited:
+            self._enter_losses()
+
+    def _enter_losses(self) -> None:
+        """Enter the losses that devices reported last; an accelerator is waited for."""
+        told, self._told = self._told, None
+        if told is not None:
+            devices, losses = told.losses
+            self._losses[devices] = losses
 
     def _finish_training(self, orders: UnderWay, rows: Ints) -> UnderWay:
         """Return the orders after the training of some has ended: their uploads begin."""

@@ -10,7 +10,7 @@ from anyfleet.core.check_in import OrderChoices
 from anyfleet.core.device_states import Remembered, SavedStates
 from anyfleet.core.messages import Charges
 from anyfleet.core.orders import Cohort
-from anyfleet.core.stacks import Replies
+from anyfleet.core.stacks import Replies, Reports
 from anyfleet.runtime.simulated.clock import Clock, Events
 from anyfleet.runtime.simulated.failures import DETAILED, REASONS
 from anyfleet.runtime.simulated.phases import ROUNDING, Phases, Progress
@@ -131,6 +131,21 @@ def _progress(phases: Phases, start: Floats, elapsed: Floats) -> Progress:
 
 
 @dataclass(frozen=True, eq=False)
+class Told(Arrays):
+    """What devices reported of their training; an accelerator may still be computing it."""
+
+    device: Ints
+    reports: Reports
+
+    @property
+    def losses(self) -> tuple[Ints, Floats]:
+        """The devices that reported a loss, and these losses."""
+        losses = self.reports.number("loss")
+        known = ~np.isnan(losses)
+        return self.device[known], losses[known]
+
+
+@dataclass(frozen=True, eq=False)
 class SimulatedState:
     """The state of a simulated fleet between two events, for checkpoints."""
 
@@ -141,4 +156,5 @@ class SimulatedState:
     states: SavedStates
     remembered: Remembered | None  # what devices keep once their training has ended
     batteries: tuple[Floats, Floats]
-    losses: Floats
+    losses: Floats  # that each device reported last
+    told: Told | None = None  # what devices reported since then; None: nothing

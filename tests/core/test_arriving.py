@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from anyfleet.core.reports import on_host
+from anyfleet.core.arriving import on_host
 
 
 def test_columns_of_all_stacks_come_back_as_they_were() -> None:
