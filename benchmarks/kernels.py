@@ -5,6 +5,7 @@ python -m benchmarks.kernels --precision tf32 --work P
 
 from collections.abc import Sequence
 
+import torch
 from benchmarks.measuring import (
     WORKLOADS,
     NotRun,
@@ -27,6 +28,8 @@ def busy(rounds: Rounds) -> tuple[float, dict[str, float]]:
     """Return the milliseconds of one more round in which a kernel runs, and those of each."""
     from torch.profiler import ProfilerActivity, profile
 
+    # Of the next round everything up to its training is in it, of this one what comes after.
+    torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         next(rounds)
     kernels: dict[str, float] = {}

@@ -244,16 +244,19 @@ class Timing:
 
 
 def play_rounds(method: Any, task: Any, options: Options, fleet: Any = None) -> "Rounds":
-    """Yield the seconds and the result of one round after the other."""
+    """Yield the seconds between two results, and the second one.
+
+    Nobody waits for an accelerator but the run itself: while a round is computed, the host may be
+    at work for the next one. A result comes when its numbers have come to the host.
+    """
     from anyfleet import play
 
     results = play(experiment(method, task, options, fleet), task)
+    wait_for(options)
     with tf32_for(options):
         while True:
-            wait_for(options)
             began = time.perf_counter()
             result = next(results)
-            wait_for(options)
             yield time.perf_counter() - began, result
 
 

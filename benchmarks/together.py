@@ -3,9 +3,10 @@
     python -m benchmarks.together
     python -m benchmarks.together --device cuda --runs 8 --meetings 1 2 4
 
-Every seed has its own task: the same random samples, other devices. "C.2" is a usual run (cohorts
-of 10, 600 samples a device, minibatches of 32, 5 epochs), "C.3" one of many small orders (cohorts
-of 50, 50 samples, minibatches of 10, 1 epoch). A round of all runs lies between two results of the
+Every seed has its own task: the same random samples, other devices. "C.2, 10" is the run of the
+paper on FedAvg (cohorts of 10, 600 samples a device, minibatches of 10, 5 epochs), "C.2, 32" the
+same with minibatches of 32, "C.3" a run of many small orders (cohorts of 50, 50 samples,
+minibatches of 10, 1 epoch). A round of all runs lies between two results of the
 last run; nobody waits for the accelerator in between, so that runs may overlap. "Idle" are the
 milliseconds of the same rounds with a trainer that returns at once: what the host does for all
 runs, one after the other. The target is about the ratio to a single run, played by `play`.
@@ -54,8 +55,10 @@ class Case:
     epochs: int
 
 
+_USUAL = replace(WORKLOADS["C.2"], users=100, cohort=10, samples=600)
 CASES = {
-    "C.2": Case(replace(WORKLOADS["C.2"], users=100, cohort=10, samples=600, batch=32), 5),
+    "C.2, 10": Case(replace(_USUAL, batch=10), 5),
+    "C.2, 32": Case(replace(_USUAL, batch=32), 5),
     "C.3": Case(WORKLOADS["C.3"], 1),
 }
 
