@@ -6,16 +6,17 @@ one place for each device. One order is that of a real device; several are those
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.arrays import Floats, Ints, alike, join
-from anyfleet.core.arriving import on_host
+from anyfleet.core.arriving import Transfer, on_host
 from anyfleet.core.codec_calls import compress
 from anyfleet.core.device_state import DeviceState
 from anyfleet.core.device_states import DeviceStates, Keepsakes, Remembered
@@ -49,8 +50,8 @@ from anyfleet.core.orders import Cohort, grid
 from anyfleet.core.padding import unpaddable
 from anyfleet.core.reports import learned, learns, reported
 from anyfleet.core.residuals import compress_updates
-from anyfleet.core.return_checks import Caller, countable, trained
-from anyfleet.core.slots import Compressed, Norm, TrainingContext, TrainingResult
+from anyfleet.core.return_checks import Caller, countable, same_masks, trained
+from anyfleet.core.slots import Compressed, Norm, Train, TrainingContext, TrainingResult
 from anyfleet.core.stacks import Replies, Stack
 from anyfleet.elastic import Blueprint, cut_stack, paste_stack, within
 from anyfleet.tracebacks import during
@@ -91,6 +92,7 @@ class Launched:
     learned: Sequence[str]  # from which of them a chooser learns
     kept: Keepsakes
     samples: Ints
+    variation: Transfer | None  # of the masks, if it is known before training
 
 
 # What maps a function over stacks, as `map` does; an engine may do so in threads or on streams.
@@ -366,6 +368,8 @@ def launch(
     context = training_context(task, job.norm, cohort.slice_of(0), float(cohort.width[0]))
     params, buffers = begin(cohort, states, task)
     inputs = _inputs(cohort, given, params, buffers, task)
+    early = _early_masks(job.train, context, given.seen)
+    variation = _variation(early)
     with during("train", job.train):
         result = runner(
             job.trainer,
@@ -379,6 +383,8 @@ def launch(
     result = trained(result, caller, inputs.params, inputs.buffers)
     if len(cohort) == 1:
         result = TrainingResult(*({n: v[None] for n, v in tree.items()} for tree in result))
+    if early:
+        same_masks(early, result.mask, caller)
     names, statistics = _sent(context.blueprint, context.trained, job.norm)
     update = {name: result.params[name] for name in names}
     needed = job.send == "delta" or _NORM in job.report
@@ -402,7 +408,7 @@ def launch(
             **{n: v for n, v in result.report.items() if v.ndim == 1 or n in measured},
             _MODEL: compressed.bits.double().sum(1),
             _DISTORTION: compressed.distortion,
-            **({_MASKS: mask_variation(result.mask)} if result.mask else {}),
+            **({_MASKS: mask_variation(result.mask)} if result.mask and not early else {}),
             **({_NORM: _norms(change)} if _NORM in job.report else {}),
             # The server will ask for them: fetched with the others, they cost no wait of their own.
             **{_LENGTH + name: value for name, value in stack.lengths.items()},
@@ -411,7 +417,25 @@ def launch(
         [name for name, value in result.report.items() if value.ndim == 1],
         _keepsakes(cohort, context, result, compressed),
         given.counts,
+        variation,
     )
+
+
+def _early_masks(train: Train, context: TrainingContext, seen: Tensor) -> Params:
+    """Return the masks [devices, …] of results that labels decide; {} if there are none."""
+    with during("train", train):
+        alone = train.mask(context, seen[0])
+        if not alone or len(seen) == 1:
+            return {name: mask[None] for name, mask in (alone or {}).items()}
+        return torch.vmap(partial(train.mask, context))(seen) or {}
+
+
+def _variation(early: Params) -> Transfer | None:
+    """Send on its way along which dimensions masks vary; None without masks.
+
+    Before training begins, so that whoever asks for it need not wait for that.
+    """
+    return Transfer(mask_variation(early).reshape(-1)) if early else None
 
 
 @lru_cache(maxsize=4096)
@@ -482,8 +506,7 @@ def collect(
         lengths = found.named({name: _LENGTH + name for name in each.stack.lengths})
         report = found.named({name: name for name in each.reported})
         stacks.append(replace(each.stack, report=report, known_lengths=lengths))
-        masks = each.stack.masks
-        masked.append(stacked_mask_bits(masks, found[_MASKS]) if masks else np.zeros(len(some)))
+        masked.append(_mask_bits(each, found) if each.stack.masks else np.zeros(len(some)))
         if learns(job.choose):
             measured = {name: found[name] for name in each.learned}
             after = learned(each.cohort, states, each.context, measured)
@@ -515,6 +538,13 @@ def collect(
         index, place = replies.stack_index, replies.place
         remembered = remembered.having(stacks=kept, stack_index=index, place=place)
     return Finished(replies, remembered)
+
+
+def _mask_bits(launched: Launched, found: Mapping[str, NDArray[Any]]) -> Floats:
+    """Return the bits of the masks of every device of a stack."""
+    known = launched.variation
+    variation = found[_MASKS] if known is None else known.values().reshape(len(launched.cohort), -1)
+    return stacked_mask_bits(launched.stack.masks, variation)
 
 
 def _norms(change: Params) -> Tensor:

@@ -309,6 +309,16 @@ def trained(
     return found
 
 
+def same_masks(early: Params, masks: Params, caller: Caller) -> None:
+    """Check that the masks known before training are those of the result, by name and shape."""
+    before, after = ({name: tuple(v.shape) for name, v in each.items()} for each in (early, masks))
+    if before != after:
+        caller.refuse(
+            f"masks of {sorted(after)} from `finish`",
+            f"what `mask` returned before training: masks of {sorted(before)}",
+        )
+
+
 def compressed(found: Any, caller: Caller, tree: Params) -> Compressed:
     """Check compressed trees: the names and shapes that went in, and bits that can be counted."""
     if not isinstance(found, Compressed):

@@ -423,6 +423,14 @@ class Train(Slot):
     def finish(self, context: TrainingContext, state: TrainingState) -> TrainingResult:
         """Return the result of training: the model, what of it counts, and what is reported."""
 
+    def mask(self, context: TrainingContext, seen: Tensor) -> Params | None:
+        """Return the mask of the result if labels alone decide it; by default None.
+
+        `seen` has a flag for each label that occurs on the device. How long a reply is, which the
+        clock asks for, is then known before an accelerator has trained.
+        """
+        return None
+
     def shared_draws(self, local_steps: int, key: Tensor) -> tuple[Any, ...]:
         """Return one value for each local step, drawn for the whole cohort; by default None.
 

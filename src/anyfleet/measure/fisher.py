@@ -264,6 +264,9 @@ class Observed(Train):
     def shared_draws(self, local_steps: int, key: Tensor) -> tuple[Any, ...]:
         return self.inner.shared_draws(local_steps, key)
 
+    def mask(self, context: TrainingContext, seen: Tensor) -> Params | None:
+        return self.inner.mask(context, seen)
+
     def misfit(self, task: Task) -> str:
         if not task.classified:
             return (

@@ -256,8 +256,11 @@ class Gradient(Train):
             output = torch.where(state["seen"], output, 0.0)
         return output, buffers
 
+    def mask(self, context: TrainingContext, seen: Tensor) -> Params:
+        return row_masks(context, seen) if self.label_rows else {}
+
     def finish(self, context: TrainingContext, state: TrainingState) -> TrainingResult:
-        mask = row_masks(context, state["seen"]) if self.label_rows else {}
+        mask = self.mask(context, state["seen"])
         # NaN where nothing was trained: zero would pass for a perfect fit.
         loss = state["loss"] / state["count"]
         return TrainingResult(dict(state["params"]), dict(state["buffers"]), mask, {"loss": loss})

@@ -86,6 +86,9 @@ class Nested(Train):
             raise ValueError(problem)
         return self.base.start(context, start)
 
+    def mask(self, context: TrainingContext, seen: Tensor) -> Params | None:
+        return self.base.mask(context, seen)
+
     def finish(self, context: TrainingContext, state: TrainingState) -> TrainingResult:
         return self.base.finish(context, state)
 
