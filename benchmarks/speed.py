@@ -60,7 +60,7 @@ def _on_gpu() -> tuple[Section, ...]:
         # Not compiled: that takes half a minute for each of the widths.
         Section("widths", "hetero", ("--tables", "widths", *tf32), 0.9),
         Section("roofline", "roofline", tf32, 0.6, compiled=True),
-        Section("seeds together", "together", tf32, 0.8),
+        Section("seeds together", "together", tf32, 1.3),
         Section("methods", "hetero", ("--tables", "methods", *tf32, *met), 2.4),
         Section("ratios", "scale", ("--tables", "ratios", *tf32, *met), 0.8),
         Section("cohort and model", "scale", ("--tables", "cohort", "model", *tf32), 0.6),
