@@ -30,17 +30,33 @@ class Untold(Gradient):
         return Gradient.finish(plain, context, state)._replace(mask=masks)
 
 
+class Copied(Gradient):
+    """A trainer whose masks are whole tensors in the end, as those that a CUDA graph writes."""
+
+    def finish(self, context: TrainingContext, state: TrainingState) -> TrainingResult:
+        result = super().finish(context, state)
+        return result._replace(
+            mask={
+                name: mask.clone(memory_format=torch.contiguous_format)
+                for name, mask in result.mask.items()
+            }
+        )
+
+
 def of(kind: type[Gradient]) -> Gradient:
     assert isinstance(METHOD.train, Gradient)
     assert METHOD.train.label_rows
     return kind(**vars(METHOD.train))
 
 
+@pytest.mark.parametrize("kind", [Untold, Copied])
 @pytest.mark.parametrize("engine", [Sequential(), Stacked()])
-def test_a_reply_is_as_long_as_when_masks_are_read_after_training(engine: Engine) -> None:
+def test_a_reply_is_as_long_as_when_masks_are_read_after_training(
+    engine: Engine, kind: type[Gradient]
+) -> None:
     problem = small.task()
     told = small.steps(METHOD, problem, 2, engine=engine)
-    untold = small.steps(replace(METHOD, train=of(Untold)), problem, 2, engine=engine)
+    untold = small.steps(replace(METHOD, train=of(kind)), problem, 2, engine=engine)
     for one, other in zip(told, untold, strict=True):
         assert one.ledger.bits_up.tolist() == other.ledger.bits_up.tolist()
         assert small.identical(one.params, other.params)

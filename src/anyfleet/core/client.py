@@ -92,7 +92,8 @@ class Launched:
     learned: Sequence[str]  # from which of them a chooser learns
     kept: Keepsakes
     samples: Ints
-    variation: Transfer | None  # of the masks, if it is known before training
+    masks: Params  # as the reply counts them: those that labels decide, or of the result
+    variation: Transfer | None  # of these masks, if it is known before training
 
 
 # What maps a function over stacks, as `map` does; an engine may do so in threads or on streams.
@@ -417,6 +418,7 @@ def launch(
         [name for name, value in result.report.items() if value.ndim == 1],
         _keepsakes(cohort, context, result, compressed),
         given.counts,
+        early or result.mask,
         variation,
     )
 
@@ -506,7 +508,7 @@ def collect(
         lengths = found.named({name: _LENGTH + name for name in each.stack.lengths})
         report = found.named({name: name for name in each.reported})
         stacks.append(replace(each.stack, report=report, known_lengths=lengths))
-        masked.append(_mask_bits(each, found) if each.stack.masks else np.zeros(len(some)))
+        masked.append(_mask_bits(each, found))
         if learns(job.choose):
             measured = {name: found[name] for name in each.learned}
             after = learned(each.cohort, states, each.context, measured)
@@ -542,9 +544,11 @@ def collect(
 
 def _mask_bits(launched: Launched, found: Mapping[str, NDArray[Any]]) -> Floats:
     """Return the bits of the masks of every device of a stack."""
-    known = launched.variation
-    variation = found[_MASKS] if known is None else known.values().reshape(len(launched.cohort), -1)
-    return stacked_mask_bits(launched.stack.masks, variation)
+    known, count = launched.variation, len(launched.cohort)
+    if not launched.masks:
+        return np.zeros(count)
+    variation = found[_MASKS] if known is None else known.values().reshape(count, -1)
+    return stacked_mask_bits(launched.masks, variation)
 
 
 def _norms(change: Params) -> Tensor:
