@@ -160,8 +160,9 @@ def test_masks_of_a_stack_are_as_long_as_each_is_packed(
         short = [1 if flag else size for size, flag in zip(shape, flags, strict=False)]
         masks.append((torch.rand(short, generator=drawn) < 0.5).float().expand(shape))
     rows = (torch.rand(len(masks), 3, 1, generator=drawn) < 0.5).float().expand(-1, 3, 4)
-    # One of the stacks is a view: along its last dimension one entry stands for all.
-    stack = {"whole": torch.stack(masks), "rows": rows}
-    bits = stacked_mask_bits(stack, mask_variation(stack).numpy())
-    each = [{name: value[row] for name, value in stack.items()} for row in range(len(masks))]
-    assert bits.tolist() == [mask_bits(own) for own in each]
+    # Some of the stacks are views: of one device, or of one entry along the last dimension.
+    alike = {"shared": masks[0].expand(len(masks), *masks[0].shape)}
+    for stack in ({"whole": torch.stack(masks), "rows": rows, **alike}, alike):
+        bits = stacked_mask_bits(stack, mask_variation(stack).numpy())
+        each = [{name: value[row] for name, value in stack.items()} for row in range(len(masks))]
+        assert bits.tolist() == [mask_bits(own) for own in each]

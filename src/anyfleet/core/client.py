@@ -425,11 +425,15 @@ def launch(
 
 def _early_masks(train: Train, context: TrainingContext, seen: Tensor) -> Params:
     """Return the masks [devices, …] of results that labels decide; {} if there are none."""
+
+    def masks(own: Tensor) -> Params:
+        return train.mask(context, own) or {}
+
     with during("train", train):
-        alone = train.mask(context, seen[0])
-        if not alone or len(seen) == 1:
-            return {name: mask[None] for name, mask in (alone or {}).items()}
-        return torch.vmap(partial(train.mask, context))(seen) or {}
+        if len(seen) > 1 and seen.stride(0):
+            return torch.vmap(masks)(seen)
+        # All devices have the same labels.
+        return {name: _expanded(mask, len(seen)) for name, mask in masks(seen[0]).items()}
 
 
 def _variation(early: Params) -> Transfer | None:

@@ -290,7 +290,10 @@ def mask_variation(masks: Params) -> Tensor:
         for dim in _dimensions(mask)
     ]
     some = next(iter(masks.values()))
-    return torch.stack(flags, dim=1) if flags else some.new_empty(len(some), 0)
+    if not flags:
+        return some.new_empty(len(some), 0)
+    # Of a mask that all devices share there is one row.
+    return torch.stack(torch.broadcast_tensors(*flags), dim=1).expand(len(some), len(flags))
 
 
 def stacked_mask_bits(masks: Params, variation: NDArray[Any]) -> Floats:
@@ -306,8 +309,11 @@ def stacked_mask_bits(masks: Params, variation: NDArray[Any]) -> Floats:
 
 
 def _unexpanded(mask: Tensor) -> Tensor:
-    """Return a stack of masks without the dimensions along which one entry stands for all."""
-    for dim in range(1, mask.ndim):
+    """Return a stack of masks without the dimensions along which one entry stands for all.
+
+    One device is left of those that share a mask.
+    """
+    for dim in range(mask.ndim):
         if mask.stride(dim) == 0:
             mask = mask.narrow(dim, 0, 1)
     return mask
