@@ -3,16 +3,19 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from anyfleet import Experiment, play
 from anyfleet.core.loop import Round, run
 from anyfleet.core.messages import Aggregated, Params
 from anyfleet.core.method import Method
+from anyfleet.core.server import Ending, Server
 from anyfleet.core.slots import State
 from anyfleet.core.stacks import Replies, Stack
 from anyfleet.core.updates import Updates
@@ -29,6 +32,7 @@ from anyfleet.methods import (
     whale,
 )
 from anyfleet.parts.aggregate import Mean
+from anyfleet.parts.norm import Tracked
 from anyfleet.parts.schedule import Buffered, Deadline
 from anyfleet.runtime import Sequential, Simulated, Stacked
 from anyfleet.tasks import Embedded
@@ -48,6 +52,7 @@ METHODS = {
     "fedrescue": fedrescue(count=4, lr=0.1),
     "deadline": replace(FAST, schedule=Deadline(seconds=1e3)),
     "buffered": replace(FAST, schedule=Buffered(concurrency=4, buffer_size=2)),
+    "tracked": replace(FAST, norm=Tracked()),
 }
 
 
@@ -217,7 +222,38 @@ def test_stacks_run_ahead_too() -> None:
 
 
 def test_statistics_of_normalisation_are_checked_too() -> None:
-    problem = small.task()
-    late, plain = Late(), Sequential()
-    found, expected = (small.steps(FAST, problem, 3, engine=each) for each in (late, plain))
-    same(found, expected)
+    problem, engines = small.task(), (Late(), Sequential())
+    for name in ("fedavg", "tracked"):
+        same(*(small.steps(METHODS[name], problem, 3, engine=each) for each in engines))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "heterofl", "fedpmt", "tracked"])
+def test_nothing_is_asked_of_an_accelerator_that_trains_the_next_round(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Masks and statistics of normalisation are measured before the next training begins."""
+    asked, settle = Operators(), Server.settle
+    checked: list[bool] = []
+
+    def watched(server: Server, ending: Ending) -> Round | None:
+        checked.append(ending.unchecked is not None)
+        with asked:
+            return settle(server, ending)
+
+    monkeypatch.setattr(Server, "settle", watched)
+    small.steps(METHODS[name], small.task(), 3, engine=Late())
+    assert checked
+    assert all(checked)
+    assert not asked.names
+
+
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that notes which operators run in it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))

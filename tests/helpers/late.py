@@ -57,7 +57,8 @@ class _Running:
                 }
             )
 
-        lengths = {name: value.numpy() for name, value in stack.lengths.items()}
+        measured = {name: value.numpy() for name, value in stack.lengths.items()}
+        lengths = {**stack.known_lengths, **measured}
         return replace(stack, report=coming(stack.report), known_lengths=coming(lengths))
 
 

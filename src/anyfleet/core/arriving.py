@@ -4,7 +4,7 @@ Whoever reads one waits for it, so nothing that reads need know. The host gains 
 what a round is ended with, and the next one begun with, is mostly known before its numbers are.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,6 +103,12 @@ def awaited(arrays: Mapping[str, NDArray[Any]]) -> bool:
 def example(arrays: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
     """Return arrays of the same names and shapes, of which none is on its way."""
     return arrays.example() if isinstance(arrays, LateArrays) else arrays
+
+
+def on_its_way(numbers: Sequence[Tensor]) -> Callable[[], list[NDArray[Any]]]:
+    """Send numbers to the host, and return what waits for them and returns them as arrays."""
+    (found,) = on_host([{str(place): each for place, each in enumerate(numbers)}])
+    return lambda: list(found.values())
 
 
 def on_host(stacks: Sequence[Mapping[str, Tensor]]) -> list[LateArrays]:

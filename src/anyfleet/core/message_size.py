@@ -293,7 +293,7 @@ def mask_variation(masks: Params) -> Tensor:
     if not flags:
         return some.new_empty(len(some), 0)
     # Of a mask that all devices share there is one row.
-    return torch.stack(torch.broadcast_tensors(*flags), dim=1).expand(len(some), len(flags))
+    return torch.stack([own.expand(len(some)) for own in flags], dim=1)
 
 
 def stacked_mask_bits(masks: Params, variation: NDArray[Any]) -> Floats:

@@ -7,9 +7,9 @@ check withstands.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from numbers import Real
 from types import MappingProxyType
@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anyfleet.arrays import Flags, Floats, Ints, alike, among, distinct, every
-from anyfleet.core.arriving import Transfer
+from anyfleet.core.arriving import Transfer, on_its_way
 from anyfleet.core.limits import Limits
 from anyfleet.core.messages import OF_TRAINING, Conditions, Kind, Params
 from anyfleet.core.method import Job
 from anyfleet.core.objectives import Task
 from anyfleet.core.orders import IssuedOrders
 from anyfleet.core.slots import MEASURES
-from anyfleet.core.stacks import Replies, Reported, Stack, fetched, gathered
+from anyfleet.core.stacks import Replies, Reported, Stack, gathered
 from anyfleet.elastic import Blueprint
 
 SETTLED = 3  # devices of which update sizes are known before a median says what is usual
@@ -66,8 +66,18 @@ class Screen:
 
     def check(self, orders: IssuedOrders, replies: Replies) -> "Screened":
         """Return which replies are refused, and the sizes that were found on the way."""
-        found, replies = _Refusals(len(replies)), replies.pruned()
-        sizes = self._check_values(found, replies)
+        return self.begin(orders, replies)()
+
+    def begin(self, orders: IssuedOrders, replies: Replies) -> Callable[[], "Screened"]:
+        """Return what does the same later; what it asks an accelerator for is on its way."""
+        replies = replies.pruned()
+        return partial(self._check, orders, replies, _facts(replies, self._variances))
+
+    def _check(
+        self, orders: IssuedOrders, replies: Replies, facts: Callable[[], "_Facts"]
+    ) -> "Screened":
+        found = _Refusals(len(replies))
+        sizes = self._check_values(found, replies, facts())
         self._check_samples(found, orders, replies)
         _, forms = distinct([_form(stack.report) for stack in replies.stacks])
         for rows in alike(forms[replies.stack_index], orders.kind_index):
@@ -80,9 +90,8 @@ class Screen:
         """The names of running variances: one below zero makes a model NaN."""
         return frozenset(site.variance for site in self.blueprint.norms)
 
-    def _check_values(self, found: "_Refusals", replies: Replies) -> Floats:
+    def _check_values(self, found: "_Refusals", replies: Replies, facts: "_Facts") -> Floats:
         """Refuse replies for their tensors; return their sizes (`Screened`)."""
-        facts = _facts(replies, self._variances)
         for name, norms in facts.norms.items():
             for row in _rows(~np.isfinite(norms)):
                 # A sum of large squares may overflow where the numbers themselves do not.
@@ -229,15 +238,28 @@ class _Facts(NamedTuple):
     negative: Flags  # whether a running variance is negative
 
 
-def _facts(replies: Replies, variances: Collection[str | None]) -> _Facts:
-    """Return the facts about the trees of all replies; a GPU is waited for only once."""
+def _facts(replies: Replies, variances: Collection[str | None]) -> Callable[[], _Facts]:
+    """Return what returns the facts about the trees of all replies; they are on their way."""
     parts = [
         (name, number, numbers)
         for number, stack in enumerate(replies.stacks)
         for name, numbers in (*stack.lengths.items(), *_negative(stack, variances))
     ]
+    measured = on_its_way([numbers for *_, numbers in parts])
+    return partial(_joined, replies, [(name, number) for name, number, _ in parts], measured)
+
+
+def _joined(
+    replies: Replies, names: Sequence[tuple[str, int]], measured: Callable[[], list[Floats]]
+) -> _Facts:
+    """Return facts by reply, given those of every stack as they were measured."""
     columns: dict[str, list[Floats]] = {}
-    for (name, number, _), numbers in zip(parts, fetched([n for *_, n in parts]), strict=True):
+    known = [
+        ((name, number), numbers)
+        for number, stack in enumerate(replies.stacks)
+        for name, numbers in stack.known_lengths.items()
+    ]
+    for (name, number), numbers in (*known, *zip(names, measured(), strict=True)):
         columns.setdefault(name, [np.empty(0)] * len(replies.stacks))[number] = numbers
     found = {
         name: gathered(each, replies.stack_index, replies.place, missing=0.0)
@@ -253,6 +275,11 @@ def _negative(stack: Stack, variances: Collection[str | None]) -> Iterator[tuple
     if values:
         below = [(value < 0).flatten(1).any(dim=1) for value in values]
         yield _NEGATIVE, torch.stack(below).sum(dim=0, dtype=torch.float64)
+
+
+def sized(replies: Replies) -> bool:
+    """Return whether the checks find the sizes of all replies (`Screened`)."""
+    return not any(math.isnan(_entries(stack)) for stack in replies.stacks)
 
 
 def _entries(stack: Stack) -> float:

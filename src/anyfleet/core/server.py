@@ -43,16 +43,18 @@ from anyfleet.core.replies import IncomingReplies, RepliedOrders
 from anyfleet.core.return_checks import Caller
 from anyfleet.core.screening import (
     Screen,
+    Screened,
     UpdateSizes,
     believable,
     finiteness,
     most_at_first,
+    sized,
     too_large,
     unsound,
 )
 from anyfleet.core.seam import Reply, Round, Runtime, Snapshot
 from anyfleet.core.slots import Policy
-from anyfleet.core.stacks import Replies, kept_twice
+from anyfleet.core.stacks import kept_twice
 from anyfleet.core.time_and_energy import Amount, Demand, training
 from anyfleet.core.updates import Updates, add_delta
 from anyfleet.core.view import OrderStatuses, Request, View
@@ -74,6 +76,7 @@ class _Changes(NamedTuple):
     sizes: Floats  # root mean square of each update
     known: UpdateSizes  # of earlier rounds, to remember with these
     refused: Mapping[int, str]  # why some of the orders' updates are far too large
+    measured: Callable[[], Floats] | None = None  # the sizes, where no check of replies finds them
 
     def without(self, refused: Ints) -> "_Changes":
         """Return all but the updates of refused orders."""
@@ -83,10 +86,14 @@ class _Changes(NamedTuple):
 
 
 class _Unchecked(NamedTuple):
-    """What a round was ended with before the numbers of its replies had come in."""
+    """What a round was ended with before the numbers of its replies had come in.
+
+    All that an accelerator has to compute for the checks was asked of it before the next round
+    began: it would come to what is asked later only after the training of that round.
+    """
 
     orders: IssuedOrders
-    replies: Replies
+    screened: Callable[[], Screened]
     changes: Mapping[str, _Changes]
     finite: Transfer | None  # one that is finite only if the new model is; None: nobody knows
 
@@ -132,7 +139,7 @@ class Server:
         initial = {"params": task.params, "buffers": task.buffers}
         self.absurd_sizes = {what: most_at_first(what, initial[what]) for what in _CHANGES}
         # Replies of this round that have not been checked, and whether their model is finite.
-        self.trusted: tuple[IssuedOrders, Replies] | None = None
+        self.trusted: tuple[IssuedOrders, Callable[[], Screened]] | None = None
         self.finite: Transfer | None = None
         self.cautious_until = 0  # the round from which on replies may be trusted
         self.states: dict[str, Any] = {}
@@ -393,7 +400,7 @@ class Server:
         orders, known = self._close(events.replies.order)
         replies, charges = events.replies.take(known), events.charges.take(known)
         if trusting:
-            self.trusted = orders, replies
+            self.trusted = orders, self.screen.begin(orders, replies)
             reasons, sizes = [""] * len(replies), np.full(len(replies), np.nan)
         else:
             reasons, sizes = self.screen.check(orders, replies)
@@ -518,16 +525,14 @@ class Server:
 
     def _checked(self, given: "_Unchecked") -> dict[str, UpdateSizes] | None:
         """Return the sizes of updates that are known with these; None if some reply is refused."""
-        reasons, sizes = self.screen.check(given.orders, given.replies)
+        reasons, sizes = given.screened()
         if any(reasons) or given.finite is None or not np.isfinite(given.finite.values()).all():
             return None
         sorter = np.argsort(given.orders.order)
         found = {}
         for what, each in given.changes.items():
             place = np.searchsorted(given.orders.order, each.orders, sorter=sorter)
-            own = sizes[sorter[place]]
-            if what != "params" or np.isnan(own).any():
-                own = each.updates.root_mean_squares()
+            own = sizes[sorter[place]] if each.measured is None else each.measured()
             changes = self._compared(what, each.updates, each.orders, own)
             if changes.refused:
                 return None
@@ -609,7 +614,9 @@ class Server:
         """Return updates beside the sizes of earlier ones; those that are trusted have no size."""
         orders, sizes = replied.orders.order, replied.sizes
         if self.trusted is not None:
-            return _Changes(updates, orders, sizes, self.update_sizes[what], {})
+            known = what == "params" and sized(replied.replies)
+            measured = None if known else updates.measured_sizes()
+            return _Changes(updates, orders, sizes, self.update_sizes[what], {}, measured)
         if what != "params" or np.isnan(sizes).any():
             sizes = updates.root_mean_squares()
         return self._compared(what, updates, orders, sizes)

@@ -42,7 +42,7 @@ class Stack:
     masks: Params = field(default_factory=dict)  # 1 where trained; an absent name was trained whole
     kept: Params = field(default_factory=dict)  # 1 where the codec sent it; absent: sent whole
     report: Reported = field(default_factory=dict)  # the numbers that the devices measured
-    known_lengths: Reported = field(default_factory=dict)  # some of `lengths`, measured before
+    known_lengths: Reported = field(default_factory=dict)  # by tree, measured before
 
     @classmethod
     def of_one(
@@ -65,10 +65,12 @@ class Stack:
 
     @cached_property
     def lengths(self) -> dict[str, Tensor]:
-        """The Euclidean length of each device's tensors, [devices], by tree: measured only once."""
-        known = {name: torch.from_numpy(each) for name, each in self.known_lengths.items()}
-        rest = {n: tree for n, tree in self.trees.items() if tree and n not in known}
-        return known | {name: lengths(tree) for name, tree in rest.items()}
+        """The Euclidean length of each device's tensors, [devices], by tree: measured only once.
+
+        Without those that are known. No accelerator is waited for.
+        """
+        known = self.known_lengths
+        return {n: lengths(tree) for n, tree in self.trees.items() if tree and n not in known}
 
     def trees_of(self, place: int) -> dict[str, dict[str, Tensor]]:
         """Return the trees of the device at a place."""
@@ -261,13 +263,6 @@ def gathered(
     if there.any():
         found[there] = np.concatenate(columns)[at[there]]
     return found
-
-
-def fetched(numbers: Sequence[Tensor]) -> list[Floats]:
-    """Return the numbers of several tensors as arrays; an accelerator is waited for only once."""
-    there = [each for each in numbers if not each.is_cpu]
-    moved = iter(torch.cat(there).cpu().split_with_sizes(list(map(len, there))) if there else ())
-    return [(each if each.is_cpu else next(moved)).numpy() for each in numbers]
 
 
 def lengths(tree: Params) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from anyfleet import rng
 from anyfleet.arrays import Arrays, Floats, Ints, distinct, listed
+from anyfleet.core.arriving import on_its_way
 from anyfleet.core.messages import Params, Report
 from anyfleet.core.ordered_stacks import (
     Aligned,
@@ -25,7 +26,7 @@ from anyfleet.core.ordered_stacks import (
     ordered_stacks,
     whole_model,
 )
-from anyfleet.core.stacks import Replies, Reports, Stack, fetched
+from anyfleet.core.stacks import Replies, Reports, Stack
 from anyfleet.elastic import WHOLE, Blueprint, Slice, place
 
 _COUNTED = 16  # low bits of a mark: enough to count devices in a sum of marks
@@ -357,7 +358,7 @@ class Updates(Arrays):
 
     def norms(self) -> Floats:
         """Return the Euclidean length of every update."""
-        (norms,) = self._each(OrderedStack.norms)
+        (norms,) = self._each(OrderedStack.norms)()
         return _joint(norms)
 
     def root_mean_squares(self) -> Floats:
@@ -366,40 +367,56 @@ class Updates(Arrays):
         Narrow and wide slices compare by it. What a codec left out counts as zero; an update
         without a trained coordinate has 0.
         """
+        return self.measured_sizes()()
+
+    def measured_sizes(self) -> Callable[[], Floats]:
+        """Return what returns `root_mean_squares`, for which an accelerator is asked now."""
         counts = np.zeros(len(self))
         for stack in self._ordered:
             counts[stack.rows] = sum([stack.sizes[n] for n in stack.tree if n not in stack.masks])
-        norms, trained = self._each(OrderedStack.norms, OrderedStack.counts)
-        counts += trained.sum(axis=1)
-        sizes: Floats = _joint(norms) / np.sqrt(np.maximum(counts, 1.0))
+        measured = self._each(OrderedStack.norms, OrderedStack.counts)
+
+        def sizes() -> Floats:
+            norms, trained = measured()
+            entries = np.maximum(counts + trained.sum(axis=1), 1.0)
+            found: Floats = _joint(norms) / np.sqrt(entries)
+            return found
+
         return sizes
 
     def tree_norms(self, tree: Params) -> Floats:
         """Return the length of a tree of the whole model, over what each device trained of it."""
-        (found,) = self._each(lambda s: [s.lengths_of(n, tree[n]) for n in s.tree if n in tree])
+        (found,) = self._each(lambda s: [s.lengths_of(n, tree[n]) for n in s.tree if n in tree])()
         return _joint(found)
 
     def dots(self, tree: Params) -> Floats:
         """Return the inner product of every update with a tree of the whole model."""
-        (found,) = self._each(lambda s: [s.dots(n, tree[n]) for n in s.tree if n in tree])
+        (found,) = self._each(lambda s: [s.dots(n, tree[n]) for n in s.tree if n in tree])()
         products: Floats = found.sum(axis=1)
         return products
 
-    def _each(self, *numbers: Callable[[OrderedStack], Sequence[Tensor]]) -> list[Floats]:
-        """Return the numbers of every update, side by side, 0 where others have more of them.
+    def _each(
+        self, *numbers: Callable[[OrderedStack], Sequence[Tensor]]
+    ) -> Callable[[], list[Floats]]:
+        """Return what returns numbers of every update, side by side, which are on their way.
 
-        All kinds of numbers are waited for together: one by one they would hold up an accelerator.
+        0 stands where others have more of them. All kinds of numbers are waited for together: one
+        by one they would hold up an accelerator.
         """
         kinds = [[(s.rows, list(each(s))) for s in self._ordered] for each in numbers]
-        arrays = iter(fetched([own for kind in kinds for _, columns in kind for own in columns]))
-        found = []
-        for kind in kinds:
-            most = max((len(columns) for _, columns in kind), default=0)
-            found.append(np.zeros((len(self), max(1, most))))
-            for rows, columns in kind:
-                for column in range(len(columns)):
-                    found[-1][rows, column] = next(arrays)
-        return found
+        measured = on_its_way([own for kind in kinds for _, columns in kind for own in columns])
+
+        def each() -> list[Floats]:
+            arrays, found = iter(measured()), []
+            for kind in kinds:
+                most = max((len(columns) for _, columns in kind), default=0)
+                found.append(np.zeros((len(self), max(1, most))))
+                for rows, columns in kind:
+                    for column in range(len(columns)):
+                        found[-1][rows, column] = next(arrays)
+            return found
+
+        return each
 
     # -- per pair
 
