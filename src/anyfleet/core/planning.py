@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from anyfleet import rng
-from anyfleet.arrays import Floats, Ints, distinct, grouped, join
+from anyfleet.arrays import Floats, Ints, distinct, every, grouped, join
 from anyfleet.core.check_in import Choices
 from anyfleet.core.codec_calls import compress
 from anyfleet.core.evaluation import served
@@ -127,6 +127,8 @@ def _fitting(planned: PlannedCohort, view: View) -> tuple[PlannedCohort, Sequenc
     orders, reasons = planned.orders, [""] * len(planned.orders)
     room = view.free_memory(orders.device)
     room = np.where(np.isnan(room), np.inf, room)
+    if every(np.isinf(room)):
+        return planned, reasons  # whatever is needed, which takes seconds to find out
     needs = _needs(orders, view)
     least = np.nanmin(needs, axis=1, initial=np.inf)
     for row in np.flatnonzero(least > room).tolist():
