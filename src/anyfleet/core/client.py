@@ -6,7 +6,7 @@ one place for each device. One order is that of a real device; several are those
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -425,15 +425,11 @@ def launch(
 
 def _early_masks(train: Train, context: TrainingContext, seen: Tensor) -> Params:
     """Return the masks [devices, …] of results that labels decide; {} if there are none."""
-
-    def masks(own: Tensor) -> Params:
-        return train.mask(context, own) or {}
-
     with during("train", train):
-        if len(seen) > 1 and seen.stride(0):
-            return torch.vmap(masks)(seen)
-        # All devices have the same labels.
-        return {name: _expanded(mask, len(seen)) for name, mask in masks(seen[0]).items()}
+        first = train.mask(context, seen[0]) or {}
+        if not first or len(seen) == 1 or not seen.stride(0):  # or all have the same labels
+            return {name: _expanded(mask, len(seen)) for name, mask in first.items()}
+        return torch.vmap(partial(train.mask, context))(seen) or {}
 
 
 def _variation(early: Params) -> Transfer | None:
