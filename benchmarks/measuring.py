@@ -453,15 +453,20 @@ def machine(options: Options) -> str:
 
 
 def commit() -> str:
-    """Return the commit of the package that is measured; if git does not know, what it is told."""
+    """Return the commit of the package that is measured, as it is told, or as git knows it.
+
+    A copy of a working tree on another machine may lie on a commit that is not its own.
+    """
     import anyfleet
 
+    if told := os.environ.get("ANYFLEET_COMMIT"):
+        return told
     where = str(Path(anyfleet.__file__).parent)
     asked = ["git", "-C", where, "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
     try:
         found = subprocess.run(asked, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("ANYFLEET_COMMIT", "unknown")
+        return "unknown"
     return found.stdout.strip()
 
 
