@@ -50,7 +50,7 @@ from anyfleet.runtime.simulated.freed_memory import keep_freed_memory
 from anyfleet.runtime.simulated.simulator import Simulated
 from anyfleet.world import World
 
-SECONDS = 2.0  # that measuring takes at most
+SECONDS = 5.0  # that measuring takes at most
 _SHARE = 0.1  # of a run that may be spent on measuring
 _LEAST = 0.1  # seconds: in less, nothing can be measured
 _EQUAL = 1.05  # a simpler engine may take this much longer than the fastest
@@ -315,7 +315,7 @@ def _contest(
             found |= {name: min(seconds, seen.get(name, seconds)) for name in alike}
         # A small stack shows less than a larger one what it gains, and while orders are cut short
         # what they take besides their steps counts for too much.
-        factor = 3.0 if steps < own else 1.5 if count < _MANY else 1.25
+        factor = 3.0 if 2 * steps < own else 1.5 if count < _MANY else 1.25
         best = min(found[name] for name in left)
         behind |= {name: found[name] / best for name in left if found[name] > factor * best}
         left = {name: engine for name, engine in left.items() if name not in behind}
