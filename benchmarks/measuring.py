@@ -11,6 +11,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -437,7 +438,7 @@ def command() -> str:
             next(arguments, None)
         elif not each.startswith(("--out=", "--vendor=")):
             kept.append(each)
-    return " ".join(["python", name, *kept])
+    return f"python {name} {shlex.join(kept)}".rstrip()
 
 
 def machine(options: Options) -> str:
