@@ -315,6 +315,8 @@ def test_a_study_that_is_stopped_shows_what_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
 ) -> None:
     folder = home(tmp_path)
+    # Played first, since it could be the longest; its first score ends it.
+    (folder / "one.toml").write_text("stop_at = 0.0\n" + RUN_FILE.replace("12", "200000", 1))
     (folder / "two.toml").write_text(OTHER.replace("rounds = 12", "rounds = 100000"))
     process = started(folder, *WORDS, "--jobs", "2")
     study = folder / "study"

@@ -18,6 +18,7 @@ class PlannedRun:
     """One run of a study: the name of its experiment, its seed, and how many rounds it is to have.
 
     `task` is the same text for runs that share a task. `folder` lies in the folder of the study.
+    `seconds` tell which of several runs takes the longest.
     """
 
     name: str
@@ -25,6 +26,7 @@ class PlannedRun:
     rounds: int
     folder: Path
     task: str = field(default="", repr=False)
+    seconds: float = field(default=0.0, repr=False, compare=False)  # roughly; 0: not known
 
     def __str__(self) -> str:
         return f"{self.name}/seed-{self.seed}"
@@ -40,6 +42,7 @@ class Cell:
     home: Path | None = None  # the folder of its run file
     left_open: tuple[str, ...] = ()  # which of engine and device the run file left open
     metrics: tuple[str, ...] = ()  # of its task; the first is the one that it is measured by
+    seconds: float = 0.0  # that a run of it takes, roughly; 0: not known
 
     def of(self, seed: int) -> Experiment:
         """Return the experiment with this seed."""
@@ -78,6 +81,7 @@ class Study:
                 cell.experiment.rounds,
                 Path(folders[name]) / f"seed-{cell.seeds[number]}",
                 f"{cell.seeds[number]} {tasks[name]}",
+                cell.seconds,
             )
             for number in range(most)
             for name, cell in self.cells.items()

@@ -7,7 +7,12 @@ from anyfleet.analysis.metric import main_metric
 from anyfleet.core.objectives import Task
 from anyfleet.errors import ConfigError, Problem
 from anyfleet.experiment import assemble, prospect, warn_of_excess
-from anyfleet.runtime.simulated.engine_choice import SIDE_BY_SIDE, choose, without_workers
+from anyfleet.runtime.simulated.engine_choice import (
+    SIDE_BY_SIDE,
+    choose,
+    expected_seconds,
+    without_workers,
+)
 from anyfleet.runtime.simulated.execution import execution_of
 from anyfleet.study.plan import Cell, PlannedRun, Study
 from anyfleet.study.playing import Built
@@ -74,11 +79,10 @@ def _carried_out(
     cells: Mapping[str, Cell], tasks: Mapping[str, Task], worlds: Mapping[str, World]
 ) -> tuple[dict[str, Cell], dict[str, str]]:
     """Return cells with their engines and devices, and how each is carried out, for people."""
-    prospects = [
-        prospect(cell.experiment, tasks[name], worlds[name])
-        for name, cell in cells.items()
-        if cell.experiment.engine == "auto"
-    ]
+    runs = {
+        name: prospect(cell.experiment, tasks[name], worlds[name]) for name, cell in cells.items()
+    }
+    prospects = [runs[name] for name, cell in cells.items() if cell.experiment.engine == "auto"]
     # The cores are for runs: whether these are few or many at a time must not change results.
     several = sum(len(cell.seeds) for cell in cells.values()) > 1
     chosen, why = None, ""
@@ -103,6 +107,7 @@ def _carried_out(
             cell,
             experiment=replace(cell.experiment, engine=engine, device=device),
             metrics=tuple(dict.fromkeys((first, *metrics, "loss"))),
+            seconds=expected_seconds(runs[name]),
         )
         told[name] = str(execution)
     return found, told

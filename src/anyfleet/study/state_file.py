@@ -31,6 +31,7 @@ class _Cell(msgspec.Struct, forbid_unknown_fields=True):
     left_open: list[str]
     metrics: list[str]
     experiment: dict[str, Any]
+    seconds: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
 
 
 class _Study(msgspec.Struct, forbid_unknown_fields=True):
@@ -65,6 +66,7 @@ def record(folder: Path, study: Study) -> None:
                 "home": str(cell.home or ""),
                 "left_open": list(cell.left_open),
                 "metrics": list(cell.metrics),
+                "seconds": cell.seconds,
                 "experiment": written(cell.experiment),
             }
             for name, cell in study.cells.items()
@@ -123,7 +125,7 @@ def _loaded(cells: Mapping[str, _Cell], allow: Sequence[str]) -> dict[str, Cell]
             for each in error.problems:
                 problems.setdefault(str(each), Problem(f"{name}: {each.path}", each.message))
             continue
-        rest = (tuple(cell.left_open), tuple(cell.metrics))
+        rest = (tuple(cell.left_open), tuple(cell.metrics), cell.seconds)
         found[name] = Cell(experiment, tuple(cell.seeds), granted, home, *rest)
     if problems:
         raise ConfigError([*problems.values()])

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -141,16 +142,23 @@ def _ignored_interrupts() -> Iterator[None]:
 
 
 def _hand(worker: _Worker, left: list[PlannedRun]) -> None:
-    """Give a process its next run: if possible one whose task it has, or else of a new task."""
-    counts = {each.task: 0 for each in left}
-    for each in left:
-        counts[each.task] += 1
-    task = worker.task if worker.task in counts else max(counts, key=lambda each: counts[each])
-    run = next(each for each in left if each.task == task)
+    """Give a process its next run."""
+    run = next_run(left, worker.task)
     left.remove(run)
-    worker.run, worker.task = run, task
+    worker.run, worker.task = run, run.task
     with suppress(OSError):  # it is dead, which is noticed when nothing comes of it
         worker.pipe.send(run)
+
+
+def next_run(left: Sequence[PlannedRun], built: str) -> PlannedRun:
+    """Return the run that a process plays next, if it has built the task `built`.
+
+    It is a run of that task, or else of the task with the most runs left. Of these the longest is
+    returned, so that no process is left alone with a long run at the end.
+    """
+    counts = Counter(each.task for each in left)
+    task = built if built in counts else max(counts, key=lambda each: counts[each])
+    return max((each for each in left if each.task == task), key=lambda each: each.seconds)
 
 
 def _ready(workers: Sequence[_Worker]) -> list[_Worker]:

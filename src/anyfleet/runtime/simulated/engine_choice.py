@@ -162,6 +162,17 @@ def _fastest(
     return Choice(engines[name], "measured: " + "; ".join((found, *without)))
 
 
+def expected_seconds(prospect: Prospect) -> float:
+    """Return roughly the seconds of a run in which all devices train in every round.
+
+    Nothing is measured for it. 0.0 if the trainer fails, which comes again in the run.
+    """
+    try:
+        return _expected(prospect, range(prospect.task.devices))
+    except Exception:  # noqa: BLE001 - a user's trainer may fail in any way
+        return 0.0
+
+
 def measure(prospect: Prospect, seconds: float = SECONDS) -> Measurement:
     """Return how long each engine would take for a run, from the cache or measured now.
 
