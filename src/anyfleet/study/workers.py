@@ -9,9 +9,10 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import cycle
@@ -42,6 +43,7 @@ class _Worker:
     pipe: Connection
     run: PlannedRun | None = None
     task: str = ""
+    since: float = 0.0  # when it got its run, on the clock of this process
 
     def brief(self, folder: Path, terms: Terms, cores: Sequence[int]) -> None:
         """Send what belongs to all runs, and the cores that are this process's own."""
@@ -84,13 +86,14 @@ def play_parallel(
     is closed or can be resumed.
     """
     left, workers, spare = list(runs), list[_Worker](), [] if crew is None else crew
+    took: dict[str, float] = {}  # seconds of the last finished run of each experiment
     shares = cycle(_shares(jobs))
     try:
         while left or any(worker.run for worker in workers):
             while left and len(workers) < jobs:
                 workers.append(spare.pop() if spare else _start())
                 workers[-1].brief(folder, terms, next(shares))
-                _hand(workers[-1], left)
+                _hand(workers[-1], left, took)
             for worker in _ready(workers):
                 event = _received(worker)
                 if event == READY:
@@ -102,9 +105,11 @@ def play_parallel(
                     continue
                 yield event
                 if isinstance(event, Ended):
+                    if event.how == "finished":
+                        took[event.run.name] = time.monotonic() - worker.since
                     worker.run = None
                     if left and event.how != "stopped":
-                        _hand(worker, left)
+                        _hand(worker, left, took)
                     else:
                         workers.remove(worker)
                         _dismiss(worker)
@@ -141,24 +146,26 @@ def _ignored_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _hand(worker: _Worker, left: list[PlannedRun]) -> None:
+def _hand(worker: _Worker, left: list[PlannedRun], took: Mapping[str, float]) -> None:
     """Give a process its next run."""
-    run = next_run(left, worker.task)
+    run = next_run(left, worker.task, took)
     left.remove(run)
-    worker.run, worker.task = run, run.task
+    worker.run, worker.task, worker.since = run, run.task, time.monotonic()
     with suppress(OSError):  # it is dead, which is noticed when nothing comes of it
         worker.pipe.send(run)
 
 
-def next_run(left: Sequence[PlannedRun], built: str) -> PlannedRun:
+def next_run(left: Sequence[PlannedRun], built: str, took: Mapping[str, float]) -> PlannedRun:
     """Return the run that a process plays next, if it has built the task `built`.
 
     It is a run of that task, or else of the task with the most runs left. Of these the longest is
-    returned, so that no process is left alone with a long run at the end.
+    returned, so that no process is left alone with a long run at the end: by the seconds that
+    another run of its experiment took, or else by those that are expected.
     """
     counts = Counter(each.task for each in left)
     task = built if built in counts else max(counts, key=lambda each: counts[each])
-    return max((each for each in left if each.task == task), key=lambda each: each.seconds)
+    some = [each for each in left if each.task == task]
+    return max(some, key=lambda each: took.get(each.name, each.seconds))
 
 
 def _ready(workers: Sequence[_Worker]) -> list[_Worker]:
