@@ -107,6 +107,9 @@ def test_a_tuned_item_is_played_and_told(tmp_path: Path, monkeypatch: pytest.Mon
     quick = CliRunner().invoke(app, [*words, "--quick", "--seeds", "1"])
     assert quick.exit_code == 0, quick.output
     assert not (tmp_path / "evidence").exists()
+    alone = CliRunner().invoke(app, [*words, "--method", "stc"])
+    assert alone.exit_code == 2
+    assert "budgets" in alone.output
     result = CliRunner().invoke(app, [*words, "--seeds", "1"])
     assert result.exit_code == 0, result.output
     assert "best for equal time" in " ".join(result.output.split())

@@ -9,6 +9,7 @@ import pytest
 
 from anyfleet.evidence.items import Item
 from anyfleet.evidence.library import Library
+from anyfleet.evidence.reproducing import Extent, reproduction
 from anyfleet.experiment import from_source, prepare
 from anyfleet.runtime import Sequential
 from tests.helpers.sets import write_cifar, write_har, write_idx, write_shakespeare
@@ -33,6 +34,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ANYFLEET_DATA", str(folder))
         yield folder
+
+
+def test_a_method_that_reports_its_best_setting_is_played_with_all_of_them() -> None:
+    found = item("fedrescue/table_4")
+    asked = reproduction(found, Extent(1, methods=("FjORD",)))
+    assert {method for _, method in asked.names} == set(found.best["FjORD"])
 
 
 @pytest.mark.parametrize("name", LIBRARY.names())

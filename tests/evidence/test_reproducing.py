@@ -58,6 +58,16 @@ def test_an_item_is_played_written_and_told(library: Library) -> None:
     assert NAME in command("--list")
 
 
+def test_a_method_can_be_played_alone(library: Library) -> None:
+    options = ("--seeds", "1", "--jobs", "1", "--engine", "Sequential")
+    command(NAME, "--method", "FedAvg", "--case", "even", *options)
+    results = library.results(NAME)
+    assert results is not None
+    assert [(cell.case, cell.method) for cell in results.cells.values()] == [("even", "FedAvg")]
+    told = f"anyfleet reproduce {NAME} --seeds 1 --case even --method FedAvg --engine Sequential"
+    assert [cell.command for cell in results.cells.values()] == [told]
+
+
 def test_a_recipe_that_changes_makes_its_results_stale(library: Library) -> None:
     command(NAME, "--seeds", "1", "--case", "even", "--jobs", "1", "--engine", "Sequential")
     file = Path(f"recipes/{NAME}.toml")
@@ -86,8 +96,9 @@ def test_equal_experiments_are_played_once(library: Library) -> None:
 def test_unknown_items_and_cases_are_told(library: Library) -> None:
     with pytest.raises(ConfigError, match="there is no such item here; there are thesis/table_9"):
         library.item("thesis/table_8")
-    with pytest.raises(ConfigError, match="there is no 'odd'; there are even; skewed"):
-        reproduction(library.item(NAME), Extent(1, ("odd",)))
+    with pytest.raises(ConfigError, match="there is no 'odd'; there are even; skewed") as caught:
+        reproduction(library.item(NAME), Extent(1, ("odd",), ("SCAFFOLD",)))
+    assert "--method: there is no 'SCAFFOLD'; there are FedAvg; FedProx" in str(caught.value)
     result = CliRunner().invoke(app, ["reproduce"])
     assert result.exit_code == 2
     file = library.result_file(NAME)

@@ -476,6 +476,10 @@ def reproduce(
         list[str] | None,
         typer.Option(help="Play only this case; repeat for more.", show_default="all"),
     ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="Play only this method; repeat for more.", show_default="all"),
+    ] = None,
     out: StudyOut = None,
     threads: Threads = 1,
     jobs: Jobs = "auto",
@@ -498,7 +502,16 @@ def reproduce(
     if item is None:
         list_items()
         return
-    asked = Asked(seeds, tuple(case or ()), quick, threads, device, engine, tuple(changes or ()))
+    asked = Asked(
+        seeds=seeds,
+        cases=tuple(case or ()),
+        methods=tuple(method or ()),
+        quick=quick,
+        threads=threads,
+        device=device,
+        engine=engine,
+        changes=tuple(changes or ()),
+    )
     reproduce_item(item, asked, Manner(out, jobs_of(jobs), json))
 
 

@@ -44,6 +44,7 @@ class Asked:
 
     seeds: int | None = None
     cases: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
     quick: bool = False
     threads: int = 1
     device: str | None = None
@@ -53,13 +54,15 @@ class Asked:
     def extent(self, item: Item) -> Extent:
         """Return how much of an item is run."""
         usual = _QUICK_SEEDS if self.quick else item.seeds
-        return Extent(usual if self.seeds is None else self.seeds, self.cases, self.quick)
+        seeds = usual if self.seeds is None else self.seeds
+        return Extent(seeds, self.cases, self.methods, self.quick)
 
     def command(self, item: Item) -> str:
         """Return the command without what no result depends on: folders, processes, output."""
         words = ["anyfleet", "reproduce", item.name]
         words += [] if self.seeds is None else ["--seeds", f"{self.seeds}"]
         words += [word for case in self.cases for word in ("--case", case)]
+        words += [word for method in self.methods for word in ("--method", method)]
         words += [] if self.threads == 1 else ["--threads", f"{self.threads}"]
         words += [] if self.device is None else ["--device", self.device]
         words += [] if self.engine is None else ["--engine", self.engine]
@@ -110,6 +113,9 @@ def reproduce_tuned(library: Library, item: Item, asked: Asked, manner: Manner) 
 
     Both studies lie in the folder of the command if it names one.
     """
+    if asked.methods:
+        told = f"the methods of {item.name} have budgets in common: all of them are run."
+        raise typer.BadParameter(told, param_hint="--method")
     extent = asked.extent(item)
     first = _played(
         library, trials(item), replace(extent, seeds=1), asked, _inside(manner, "trials")

@@ -30,10 +30,11 @@ COMMIT = "ANYFLEET_COMMIT"  # environment variable for copies of the project wit
 
 @dataclass(frozen=True)
 class Extent:
-    """How much of an item is run: which cases, with how many seeds, and whether only for a look."""
+    """How much of an item is run: which cases and methods, how many seeds, and if for a look."""
 
     seeds: int
     cases: tuple[str, ...] = ()  # none: all
+    methods: tuple[str, ...] = ()  # as the columns of the table are called; none: all
     quick: bool = False
 
 
@@ -57,20 +58,29 @@ def reproduction(
 ) -> Reproduction:
     """Return an item as a study; `over` names an engine and a device of torch.
 
-    Raise ConfigError with all that is wrong with its experiments, and for cases that it lacks.
+    Raise ConfigError with all that is wrong with its experiments, and for cases and methods that it
+    lacks.
     """
-    unknown = [name for name in extent.cases if name not in item.cases]
-    if unknown:
-        known = "; ".join(item.cases)
-        raise ConfigError(
-            [Problem("--case", f"there is no {name!r}; there are {known}.") for name in unknown]
+    unknown = [
+        Problem(option, f"there is no {name!r}; there are {'; '.join(known)}.")
+        for option, names, known in (
+            ("--case", extent.cases, tuple(item.cases)),
+            ("--method", extent.methods, item.columns),
         )
+        for name in names
+        if name not in known
+    ]
+    if unknown:
+        raise ConfigError(unknown)
+    methods = [name for column in extent.methods for name in item.best.get(column, (column,))]
     cells: dict[str, Cell] = {}
     names: dict[Key, str] = {}
     known_as: dict[str, str] = {}  # names by digest
     problems: list[Problem] = []
     for case, column in item.pairs():
         if extent.cases and case.name not in extent.cases:
+            continue
+        if methods and column.name not in methods:
             continue
         name = label(case, column)
         try:
