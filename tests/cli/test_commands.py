@@ -23,7 +23,7 @@ from anyfleet.analysis.summaries import Spent, ToTarget
 from anyfleet.cli import demo
 from anyfleet.cli.app import app
 from anyfleet.cli.fleet import presets
-from anyfleet.cli.tables import amount, apart, drawn, how_many, table, targets
+from anyfleet.cli.tables import amount, apart, drawn, ends, grid, how_many, table, targets
 from anyfleet.experiment import RoundRecord, RoundResult, load
 from anyfleet.store import Recording, checkpoint, read_rounds
 
@@ -569,7 +569,13 @@ def test_a_run_that_is_stopped_keeps_everything_so_far(
         (0.03, 0.014, "0.030 ±0.014"),
         (5.1, 0.88, "5.10 ±0.88"),
         (70.0, 0.0, "70.0 ±0.0"),
-        (70.0, 0.004, "70.00 ±0.00"),
+        (70.0, 0.004, "70.000 ±0.004"),
+        (1196.0, 0.02, "1,196.00 ±0.02"),
+        (5.0, 1e-12, "5.0 ±0.0"),
+        (1.9e-15, 25.0, "0.0 ±25.0"),
+        (-0.09999, 7.653, "-0.1 ±7.7"),
+        (0.0071, 0.015, "0.007 ±0.015"),
+        (-1e-5, 5.0, "0.0 ±5.0"),
         (12345.6, 12.0, "12,346 ±12"),
         (0.0, math.nan, "0.0"),
         (1.2e-7, math.nan, "1.2e-07"),
@@ -580,6 +586,41 @@ def test_a_run_that_is_stopped_keeps_everything_so_far(
 )
 def test_numbers_keep_two_digits(mean: float, margin: float, told: str) -> None:
     assert amount(mean, margin) == told
+
+
+def test_losses_keep_four_digits_and_those_of_their_margin() -> None:
+    def group(*losses: float) -> dict[int, list[RoundRecord]]:
+        base = RoundRecord(0, 1.0, 0.0, 0.0, 0.0, 0.0, 5, 0, 0.5, math.nan, {"accuracy": 0.5})
+        return {
+            seed: [replace(base, scores={"accuracy": 0.5, "loss": loss})]
+            for seed, loss in enumerate(losses)
+        }
+
+    runs = {"one": group(2.29, 2.29), "other": group(2.28, 2.286), "far": group(0.41, 9.75)}
+    found = ends(compare(runs, Goal(metric="loss")))
+    cells = {name: row[0] for name, row in found.rows.items()}
+    assert cells["one"] == "2.290 ±0.000"
+    assert cells["other"] == "2.283 ±0.038"
+    assert cells["far"] == "5.1 ±59.3"
+    assert cells["other − one"] == "-0.007 ±0.038"
+
+
+def test_a_column_has_the_unit_of_its_means() -> None:
+    """A single seed that spent next to nothing does not decide it."""
+    base = RoundRecord(0, 1.0, 0.0, 0.0, 0.0, 1.0, 5, 0, 0.5, math.nan, {"accuracy": 0.5})
+    runs = {"one": {0: [replace(base, joules=0.002)], 1: [replace(base, joules=21.0)]}}
+    assert "J" in ends(compare(runs)).heads
+    assert "mJ" not in ends(compare(runs)).heads
+
+
+def test_a_table_that_is_a_little_too_wide_breaks_few_cells() -> None:
+    rows = {"one": ["12.3 ±4.5"] * 5, "a − b": ["+1.2 ±0.3"] * 5}
+    shown = StringIO()
+    heads = ("simulated s", *"abcd")
+    Console(width=100, file=shown).print(grid(heads, rows, 55))
+    told = [line.rstrip() for line in shown.getvalue().splitlines()]
+    assert len(told) == 4  # the head on two lines, and each row on one
+    assert max(map(len, told)) <= 55
 
 
 def test_small_amounts_keep_two_digits() -> None:

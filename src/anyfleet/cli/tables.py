@@ -25,7 +25,8 @@ from anyfleet.core.ledger import Ledger
 from anyfleet.experiment import RoundRecord
 
 NOTHING = "–"  # in an empty cell; a column of nothing else is left out
-_TINY = 1e-5  # numbers below are written as powers of ten
+_TINY, _HUGE = 1e-5, 1e5  # numbers below, and losses above, are written as powers of ten
+_ROUNDING = 1e-6  # of a mean: a margin below is how numbers are rounded, not how seeds differ
 _COUNT = re.compile(r"\d+ of \d+: ")  # of the seeds that have a number
 _NAME_WIDTH = 8  # to which long names are folded if a table needs the room
 
@@ -39,23 +40,35 @@ def amount(mean: float, margin: float = math.nan) -> str:
     """Return a number as text: two significant digits or more, and as many of its margin."""
     if math.isnan(mean):
         return NOTHING
-    if 0 < abs(mean) < _TINY:
+    if 0 < max(abs(mean), 0.0 if math.isnan(margin) else margin) < _TINY:
         return f"{mean:.1e}" if math.isnan(margin) else f"{mean:.1e} ±{margin:.1e}"
-    digits = _decimals(mean, margin)
-    text = f"{mean:,.{digits}f}"
+    return _fixed(mean, margin, 2)
+
+
+def _fixed(mean: float, margin: float, digits: int) -> str:
+    """Return a number with as many decimals as it needs for so many significant digits.
+
+    One more if its margin needs it, or what shows one digit of a margin that is not mere rounding.
+    A mean below its margin has the decimals of the margin.
+    """
+    own = _decimals(mean, digits)
+    if 0 < margin < math.inf:
+        wanted = _decimals(margin, 2)
+        if margin >= abs(mean):
+            own = wanted
+        elif _ROUNDING * abs(mean) <= margin < 1:
+            own = max(own, min(wanted, own + 1), _decimals(margin, 1))
     # Without a space after the sign, so that a narrow column puts the margin below the mean.
-    return text if math.isnan(margin) else f"{text} ±{margin:,.{digits}f}"
+    text = f"{mean:z,.{own}f}"
+    return text if math.isnan(margin) else f"{text} ±{margin:,.{own}f}"
 
 
-def _decimals(mean: float, margin: float) -> int:
-    """Return how many decimals a mean needs, and up to one more that its margin needs."""
-    if abs(mean) >= 1000:
-        least = 0
-    else:
-        least = 1 - math.floor(math.log10(abs(mean))) if 0 < abs(mean) < 1 else 1
-    if not 0 < margin < 1:  # or NaN
+def _decimals(value: float, digits: int) -> int:
+    """Return how many decimals show so many significant digits, at least one below 1,000."""
+    least = 0 if abs(value) >= 1000 or digits == 1 else 1
+    if not 0 < abs(value) < math.inf:
         return least
-    return max(least, min(1 - math.floor(math.log10(margin)), least + 1))
+    return max(least, digits - 1 - math.floor(math.log10(abs(value))))
 
 
 def _count(mean: float, margin: float) -> str:
@@ -70,6 +83,8 @@ def _share(mean: float, margin: float) -> str:
 
 def _exactly(mean: float, margin: float) -> str:
     """Return the value of a metric of any size as text, with four significant digits."""
+    if _TINY <= max(abs(mean), 0.0 if math.isnan(margin) else margin) < _HUGE:
+        return _fixed(mean, margin, 4)
     return f"{mean:.4g}" if math.isnan(margin) else f"{mean:.4g} ±{margin:.2g}"
 
 
@@ -118,7 +133,8 @@ def _column(found: Comparison, head: str, number: str) -> Column:
         return _scores(found, head, number, Metric(told.metric))
     if not told.unit:
         return _made(found, head, number, _count)
-    unit = common_unit((v for group in told.values.values() for v in group.values()), told.unit)
+    means = (found.mean(number, name).mean for name in found.runs)
+    unit = common_unit(means, told.unit)
     return _made(found, head.format(unit.name), number, _scaled(unit.size))
 
 
@@ -377,16 +393,18 @@ def drawn(sheet: Sheet, width: int) -> Table:
 def grid(heads: Sequence[str], rows: Mapping[str, Sequence[str]], width: int) -> Table:
     """Return a table of names and cells, at most `width` wide if possible, without empty columns.
 
-    If lines would be longer, cells break between words, and long names anywhere. Left to itself,
-    rich would cut off the last columns.
+    If lines would be longer, cells break between words, those of the widest columns first, and at
+    last long names anywhere. Left to itself, rich would cut off the last columns.
     """
     every = zip(heads, *rows.values(), strict=True)
     columns = [column for column in every if any(cell != NOTHING for cell in column[1:])]
     names = max(map(len, rows), default=0)
     sizes = [max(map(len, column)) for column in columns]
-    if names + sum(sizes) + len(sizes) > width:
-        sizes = [max(len(word) for text in column for word in text.split()) for column in columns]
-        names = min(names, max(_NAME_WIDTH, width - sum(sizes) - len(sizes)))
+    least = [max(len(word) for text in column for word in text.split()) for column in columns]
+    while names + sum(sizes) + len(sizes) > width and sizes != least:
+        widest = max(range(len(sizes)), key=lambda at: (sizes[at] > least[at], sizes[at]))
+        sizes[widest] -= 1
+    names = min(names, max(_NAME_WIDTH, width - sum(sizes) - len(sizes)))
     made = PlainTable(collapse_padding=True)
     made.add_column("", overflow="fold", width=names)
     for (head, *_), size in zip(columns, sizes, strict=True):
