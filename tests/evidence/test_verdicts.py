@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from anyfleet.evidence.collection import evidence_page
 from anyfleet.evidence.items import Case, Claim, Column, Item, Scale
 from anyfleet.evidence.measured import Found, amount_of, score_at
-from anyfleet.evidence.pages import Standing, item_page
+from anyfleet.evidence.pages import Standing, item_page, told_gain
 from anyfleet.evidence.results import CellResult, Series
 from anyfleet.evidence.verdicts import Verdict, gain_of, paper_gain, verdicts
 
@@ -102,7 +102,32 @@ def test_a_method_that_misses_the_target_gains_nothing() -> None:
     found = judged(item("seconds"), never, [AT[2]] * 3)
     assert found.word == "not reproduced"
     assert found.gain is not None
-    assert found.gain.mean == 1.0
+    assert (found.gain.mean, found.gain.most, found.gain.least) == (1.0, True, False)
+    assert told_gain(found.gain) == "≤ × 1 (1 to 1)"
+
+
+def test_a_gain_that_is_at_least_its_number_decides_for_no_loss() -> None:
+    """Who misses the target may have spent little until the end of its run."""
+    never = [run([0.1] * 4, seconds=1.0)] * 3  # 4 s in all, where the better one has it after 6 s
+    found = judged(item("seconds"), [AT[2]] * 3, never)
+    assert found.word == "undecided (scale)"
+    assert "gains are at least these; old missed the target in 3 of 3 runs" in found.why
+    assert not found.below
+    assert found.gain is not None
+    assert told_gain(found.gain) == "≥ × 0.667 (0.667 to 0.667)"
+
+
+def test_a_gain_that_is_at_most_its_number_decides_for_no_gain() -> None:
+    late = run([0.1, 0.1, 0.1, 0.6], seconds=1e6)
+    found = judged(item("seconds"), [AT[0], AT[0], AT[0], AT[0], AT[4]], [late] * 5)
+    assert found.gain is not None
+    assert found.gain.most
+    assert found.word == "undecided (scale)"
+    hardly = judged(item("seconds"), [*[AT[0]] * 40, AT[4]], [late] * 41)
+    assert hardly.gain is not None
+    assert hardly.gain.low > 1.0
+    assert (hardly.word, hardly.above) == ("undecided (scale)", False)
+    assert hardly.why.startswith("the interval lies above no gain, but of gains that are at most")
 
 
 def test_a_target_that_only_the_other_misses_is_a_gain() -> None:
@@ -233,6 +258,40 @@ def test_a_baseline_must_have_the_accuracy_of_the_paper() -> None:
     assert judged(item(baseline="old"), new, near).word == "reproduced"
     swinging = [run([0.51, 0.1, 0.6, 0.6])] * 3  # the best until then counts
     assert judged(item(baseline="old"), new, swinging).word != "baseline not matched"
+
+
+def test_a_baseline_whose_runs_end_at_the_target_may_match_or_not() -> None:
+    """After the printed rounds it may have far more than the paper's accuracy."""
+    case = Case("case", target=0.5, paper={"rounds": {"new": 1.0, "old": 4.0}})
+    asked = item(baseline="old", cases={"case": case})
+    ended, goes_on = [run([0.1, 0.51])] * 3, [run([0.1, 0.51, 0.51, 0.51])] * 3
+    found = judged(asked, [AT[0]] * 3, ended)
+    assert found.word == "undecided (scale)"
+    assert found.why == "case: old has 50 % long before the paper's 4 rounds, where its runs ended"
+    assert judged(asked, [AT[0]] * 3, goes_on).word == "direction only"
+    assert judged(asked, [AT[0]] * 3, [run([0.1, 0.6])] * 3).word == "baseline not matched"
+
+
+def test_a_baseline_that_was_not_run_is_missing() -> None:
+    methods = {name: Column(name, {}) for name in ("new", "old", "usual")}
+    case = Case("case", target=0.5, paper={"rounds": {"new": 1.0, "old": 2.0, "usual": 3.0}})
+    asked = item(baseline="usual", cases={"case": case}, methods=methods)
+    found = judged(asked, [AT[0]] * 3, [AT[1]] * 3)
+    assert (found.word, found.why) == ("not run", "1 of 3 cells were not run")
+    elsewhere = {**methods, "usual": Column("usual", {}, cases=())}
+    asked = item(baseline="usual", cases={"case": case}, methods=elsewhere)
+    assert judged(asked, [AT[0]] * 3, [AT[1]] * 3).word == "reproduced"
+
+
+def test_seeds_count_that_have_a_gain() -> None:
+    cells = {
+        ("case", "new"): cell("case", "new", dict.fromkeys(range(3), AT[0])),
+        ("case", "old"): cell("case", "old", dict.fromkeys(range(2, 5), AT[1])),
+    }
+    (found,) = verdicts(item(), Found(cells))
+    assert (found.word, found.why) == ("undecided (scale)", "1 seed of 3")
+    some = judged(item(), [AT[0], AT[0], AT[4]], [AT[1], AT[1], AT[4]])
+    assert some.why.startswith("2 seeds of 3; new missed the target in 1 of 3 runs")
 
 
 def test_a_baseline_without_an_evaluation_until_then_does_not_match() -> None:

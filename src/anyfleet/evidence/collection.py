@@ -12,7 +12,6 @@ from anyfleet.evidence.pages import (
     commands_of,
     counted,
     distinct_cells,
-    has_loss,
     hours_of,
     minutes_of,
     opponent,
@@ -258,7 +257,7 @@ def _short(main: _Main, standing: Standing) -> str:
     link = f"[{item.title if item.explains else item.where}](evidence/{item.name}.md)"
     if not gains:
         return f"{link}: {standing.state}{hours_of(standing)}"
-    above, below = sum(each.above for each in gains), sum(map(has_loss, gains))
+    above, below = sum(each.above for each in gains), sum(each.below for each in gains)
     counts = {"gain": above, "loss": below, "open": len(gains) - above - below}
     told = (
         f"{number} {_PLURAL.get(what, what) if number > 1 else what}"

@@ -319,7 +319,7 @@ def _claims(standing: Standing, *, head: bool = True) -> Iterator[str]:
 
 def _failing(standing: Standing, experiments: Sequence[Standing]) -> Iterator[str]:
     """Yield the claims that fail, each with the experiments in which the same question does not."""
-    fails = [each for each in standing.verdicts if has_loss(each)]
+    fails = [each for each in standing.verdicts if each.below]
     if fails:
         yield from ("", "## Why claims fail", "")
     for verdict in fails:
@@ -352,11 +352,6 @@ def opponent(item: Item, verdict: Verdict) -> str:
     return (column.stands_for if column else "") or verdict.other
 
 
-def has_loss(verdict: Verdict) -> bool:
-    """Return whether no part of an interval lies above no gain, at whatever scale."""
-    return verdict.gain is not None and verdict.gain.high <= verdict.gain.none
-
-
 def claimed_gain(verdict: Verdict) -> str:
     """Return the gain that the document claims, in words."""
     gain, claim = verdict.claimed, verdict.claim
@@ -372,8 +367,9 @@ def told_gain(gain: Gain) -> str:
     form = {"ratio": ".3g", "points": "+.2f", "plain": "+.3g"}[gain.kind]
     mean, low, high = (format(scale * each, form) for each in (gain.mean, gain.low, gain.high))
     before, unit = "× " if gain.kind == "ratio" else "", " points" if gain.kind == "points" else ""
+    bound = {(True, False): "≥ ", (False, True): "≤ "}.get((gain.least, gain.most), "")
     known = not math.isnan(gain.low)
-    return f"{before}{mean}{unit}" + (f" ({low} to {high})" if known else "")
+    return f"{bound}{before}{mean}{unit}" + (f" ({low} to {high})" if known else "")
 
 
 # --- calculated items -----------------------------------------------------------------------------
