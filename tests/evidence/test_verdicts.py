@@ -412,10 +412,36 @@ def test_the_main_claims_are_told_first() -> None:
     little = standing(item(explains="thesis/table_3_1"), [AT[2]] * 3, [AT[1]] * 3)
     page = evidence_page([ours, little])
     (row,) = [line for line in page.splitlines() if line.startswith("| FedAdp needs fewer rounds")]
-    assert "| [Table 1](evidence/thesis/table_3_1.md): 1 gain |" in row
-    assert "| [title](evidence/papers/table.md): 1 loss |" in row
+    assert "| [Table 1](evidence/thesis/table_3_1.md): 1 reproduced |" in row
+    assert "| [title](evidence/papers/table.md): 1 not reproduced |" in row
     assert "1 claim (1 reproduced) of the documents." in page
     assert "1 claim (1 not reproduced) of our experiments on them." in page
+
+
+def test_main_claims_say_how_those_stand_that_are_not_decided() -> None:
+    small = item(smaller="a small network")
+    ours = replace_item(standing(small, [AT[0]] * 3, [AT[1]] * 3), "thesis/table_3_1")
+    other = replace_item(standing(small, [AT[2]] * 3, [AT[1]] * 3), "thesis/figure_3_2")
+    page = evidence_page([ours, other])
+    (row,) = [line for line in page.splitlines() if line.startswith("| FedAdp needs fewer rounds")]
+    assert "table_3_1.md): 1 undecided (scale) (1 ahead) <br>" in row
+    assert "figure_3_2.md): 1 undecided (scale) (1 behind) |" in row
+
+
+def test_main_claims_leave_out_what_is_about_something_else() -> None:
+    methods = {name: Column(name, {}) for name in ("FedPNS", "FedAvg", "BN2")}
+    claims = tuple(
+        Claim("", better, ("BN2",), "rounds", ("case",)) for better in ("FedPNS", "FedAvg")
+    )
+    asked = item(methods=methods, claims=claims)
+    cells = {
+        ("case", name): cell("case", name, dict.fromkeys(range(3), AT[place]))
+        for name, place in (("FedPNS", 0), ("FedAvg", 1), ("BN2", 2))
+    }
+    found = Standing(asked, None, Found(cells), verdicts(asked, Found(cells)))
+    page = evidence_page([replace_item(found, "thesis/figure_4_6")])
+    (row,) = [line for line in page.splitlines() if line.startswith("| FedPNS converges faster")]
+    assert "figure_4_6.md): 1 reproduced |" in row
 
 
 def replace_item(found: Standing, name: str) -> Standing:
@@ -442,4 +468,32 @@ def test_a_page_without_numbers_of_the_document_says_so() -> None:
     page = item_page(standing(asked, [run([0.6])] * 3, [run([0.5])] * 3))
     assert "An experiment of ours on [papers/other](other.md).\n\nWhat it is.\n" in page
     assert "| case | **60.00 % ± 0.00 %** |" in page
-    assert "The document prints no numbers; ours are in bold" in page
+    assert "The document does not print these numbers; ours are in bold" in page
+
+
+def test_a_page_names_accuracies_far_from_the_printed_ones() -> None:
+    case = Case("case", paper={"best": {"new": 0.5, "old": 0.49}})
+    page = item_page(
+        standing(item("best", cases={"case": case}), [run([0.6])] * 3, [run([0.5])] * 3)
+    )
+    head, _, rest = page.partition("More than 2 points from the document's numbers:\n\n")
+    assert head != page
+    assert rest.startswith("- case, new: best accuracy 10.0 points above\n\n")
+
+
+def test_a_gain_that_is_smaller_than_claimed_names_experiments_with_a_larger_one() -> None:
+    falls_short = standing(item(), [AT[1]] * 3, [AT[2]] * 3)
+    assert "Why claims fail or fall short" in item_page(falls_short)
+    larger = standing(item(explains="papers/table"), [AT[0]] * 3, [AT[3]] * 3)
+    page = item_page(falls_short, [larger])
+    assert "(against old): the gain is larger in [title](table.md), new against old: × 4" in page
+    same = standing(item(explains="papers/table"), [AT[1]] * 3, [AT[2]] * 3)
+    assert "(against old): cause not found." in item_page(falls_short, [same])
+
+
+def test_a_baseline_that_does_not_match_names_experiments_in_which_it_does() -> None:
+    wrong = standing(item(baseline="new"), [AT[0]] * 3, [AT[1]] * 3)
+    assert "(against old): cause not found." in item_page(wrong)
+    better = standing(item(explains="papers/table"), [AT[0]] * 3, [AT[1]] * 3)
+    told = "the baseline matches in [title](table.md), new against old: × 2 (2 to 2)."
+    assert told in item_page(wrong, [better])

@@ -21,7 +21,6 @@ from anyfleet.evidence.pages import (
 )
 from anyfleet.evidence.verdicts import RULE, Verdict, Word
 
-_PLURAL: Mapping[str, str] = {"gain": "gains", "loss": "losses"}
 _INTRODUCTION = """\
 # Evidence
 
@@ -50,17 +49,24 @@ class _Main:
     than: tuple[str, ...] = ()
     by: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()
+    better: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()  # cases that are about something else
+    apart: tuple[tuple[str, str], ...] = ()  # pairs of methods that are about something else
 
-    def gains(self, standing: Standing) -> list[Verdict]:
-        """Return the verdicts of an item that are about this claim and have a gain."""
-        return [
-            each
-            for each in standing.verdicts
-            if each.gain is not None
-            and (not self.than or opponent(standing.item, each) in self.than)
-            and (not self.by or each.claim.by in self.by)
-            and (not self.cases or set(each.claim.cases) <= set(self.cases))
-        ]
+    def verdicts(self, standing: Standing) -> list[Verdict]:
+        """Return the verdicts of an item that are about this claim."""
+        return [each for each in standing.verdicts if self._asks(standing.item, each)]
+
+    def _asks(self, item: Item, found: Verdict) -> bool:
+        claim = found.claim
+        return (
+            (not self.than or opponent(item, found) in self.than)
+            and (not self.by or claim.by in self.by)
+            and (not self.cases or set(claim.cases) <= set(self.cases))
+            and (not self.better or claim.better in self.better)
+            and set(claim.cases).isdisjoint(self.without)
+            and (claim.better, found.other) not in self.apart
+        )
 
 
 _DOCUMENTS: Mapping[str, str] = {
@@ -89,6 +95,7 @@ _MAIN: Sequence[_Main] = (
         "FedResCuE beats FjORD, FedSlim and FedAvg over links that lose columns, most at × 0.25.",
         ("fedrescue/table_4", "fedrescue/table_5"),
         than=("FjORD", "FedSlim", "FedAvg"),
+        without=("no loss",),
     ),
     _Main(
         "FedSeq and FedRush, without distillation or freezing, are worse.",
@@ -100,7 +107,11 @@ _MAIN: Sequence[_Main] = (
         ("anycost/table_1_fashion_mnist", "anycost/table_1_cifar10"),
         by=("joules", "seconds"),
     ),
-    _Main("EMS, FGC and AIO each contribute.", ("anycost/figure_5a",)),
+    _Main(
+        "EMS, FGC and AIO each contribute.",
+        ("anycost/figure_5a",),
+        apart=(("AnycostFL", "without EMS, FGC, AIO"),),  # all three together
+    ),
     _Main(
         "FedAdp needs fewer rounds than FedAvg.",
         ("thesis/table_3_1", "thesis/figure_3_2"),
@@ -110,6 +121,7 @@ _MAIN: Sequence[_Main] = (
         "FedPNS converges faster than FedAvg and BN2 on skewed data.",
         ("thesis/figure_4_2", "thesis/figure_4_3", "thesis/figure_4_4", "thesis/figure_4_6"),
         than=("FedAvg", "BN2"),
+        better=("FedPNS",),
     ),
 )
 _WRITING = """\
@@ -222,8 +234,8 @@ def _main_claims(standings: Sequence[Standing]) -> Iterator[str]:
     yield "|---|---|---|"
     yield from rows
     yield ""
-    yield "Gains are claims whose whole interval lies above no gain, losses those of which no part"
-    yield "does; the other ones are open."
+    yield "Ahead are claims whose whole interval lies above no gain, behind those of which no part"
+    yield "does, though the runs do not decide them."
 
 
 def _main_row(main: _Main, standings: Sequence[Standing]) -> Iterator[str]:
@@ -234,7 +246,7 @@ def _main_row(main: _Main, standings: Sequence[Standing]) -> Iterator[str]:
         each
         for each in standings
         if each.item.explains
-        and main.gains(each)
+        and any(found.gain is not None for found in main.verdicts(each))
         and not {each.item.name, *_explained(each.item, known)}.isdisjoint(main.items)
     ]
     if own:
@@ -252,19 +264,23 @@ def _explained(item: Item, known: Mapping[str, Item]) -> Iterator[str]:
 
 
 def _short(main: _Main, standing: Standing) -> str:
-    """Return an item as a link, with how many of its claims have gains, losses or neither."""
-    item, gains = standing.item, main.gains(standing)
+    """Return an item as a link, with the verdicts on those of its claims that are about this."""
+    item, found = standing.item, main.verdicts(standing)
     link = f"[{item.title if item.explains else item.where}](evidence/{item.name}.md)"
-    if not gains:
+    if all(each.gain is None for each in found):
         return f"{link}: {standing.state}{hours_of(standing)}"
-    above, below = sum(each.above for each in gains), sum(each.below for each in gains)
-    counts = {"gain": above, "loss": below, "open": len(gains) - above - below}
-    told = (
-        f"{number} {_PLURAL.get(what, what) if number > 1 else what}"
-        for what, number in counts.items()
-        if number
-    )
-    return f"{link}: {', '.join(told)}"
+    told = (_told(word, [each for each in found if each.word == word]) for word in get_args(Word))
+    return f"{link}: {', '.join(filter(None, told))}"
+
+
+def _told(word: Word, found: Sequence[Verdict]) -> str:
+    """Return how many claims have a verdict; of one that decides nothing, how they stand."""
+    if not found:
+        return ""
+    sides = {"ahead": sum(v.above for v in found), "behind": sum(v.below for v in found)}
+    some = " and ".join(f"{count} {side}" for side, count in sides.items() if count)
+    decides = word not in ("undecided (scale)", "baseline not matched")
+    return f"{len(found)} {word}" + (f" ({some})" if some and not decides else "")
 
 
 def _counts(standings: Sequence[Standing]) -> str:

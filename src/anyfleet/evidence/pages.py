@@ -12,7 +12,7 @@ from anyfleet.analysis.units import common_unit, quantity
 from anyfleet.evidence import diagnostics
 from anyfleet.evidence.calculations import calculated
 from anyfleet.evidence.estimates import CORE, core_hours, flops_of
-from anyfleet.evidence.items import Case, Item, is_cost
+from anyfleet.evidence.items import SCORES, Case, Item, is_cost
 from anyfleet.evidence.measured import (
     Amount,
     Found,
@@ -24,7 +24,7 @@ from anyfleet.evidence.measured import (
 )
 from anyfleet.evidence.results import CellResult, Results
 from anyfleet.evidence.tuning import chosen, tuned
-from anyfleet.evidence.verdicts import Gain, Verdict, exactly, verdicts
+from anyfleet.evidence.verdicts import MATCHED, Gain, Verdict, exactly, verdicts
 from anyfleet.experiment import Experiment
 
 _UNITS: Mapping[str, str] = {"seconds": "s", "joules": "J", "bytes": "B", "flops": "FLOP"}
@@ -226,8 +226,36 @@ def _tables(standing: Standing) -> Iterator[str]:
             yield f"| {_case(case, measure)} | {' | '.join(row)} |"
     printed = any(case.paper for case in item.cases.values())
     first = "The document's number stands first, ours after it in bold"
-    told = first if printed else "The document prints no numbers; ours are in bold"
+    told = first if printed else "The document does not print these numbers; ours are in bold"
     yield from ("", f"{told}, ± half of the 95 % interval.")
+    yield from _far(standing)
+
+
+def _far(standing: Standing) -> Iterator[str]:
+    """Yield the accuracies of the whole model that are far from what the document prints."""
+    found = [
+        (case, method, measure, 100 * (ours - printed))
+        for case in standing.item.cases.values()
+        for measure, row in case.paper.items()
+        if measure in SCORES
+        for method, printed in row.items()
+        if printed is not None
+        and (ours := _accuracy(standing, case, method, measure)) is not None
+        and abs(ours - printed) > MATCHED
+    ]
+    if found:
+        yield from ("", f"More than {100 * MATCHED:g} points from the document's numbers:", "")
+    for case, method, measure, points in found:
+        side = "above" if points > 0 else "below"
+        by = _headline(measure).lower()
+        yield f"- {case.name}, {method}: {by} {abs(points):.1f} points {side}"
+
+
+def _accuracy(standing: Standing, case: Case, method: str, measure: str) -> float | None:
+    """Return the mean of a score over the runs of a method; None if it was not run."""
+    cell = with_best(standing.item, standing.there, measure).cells.get((case.name, method))
+    values = [] if cell is None else [each.value for each in amounts(case, cell, measure).values()]
+    return estimate(values).mean if values else None
 
 
 def _case(case: Case, measure: str) -> str:
@@ -318,21 +346,42 @@ def _claims(standing: Standing, *, head: bool = True) -> Iterator[str]:
 
 
 def _failing(standing: Standing, experiments: Sequence[Standing]) -> Iterator[str]:
-    """Yield the claims that fail, each with the experiments in which the same question does not."""
-    fails = [each for each in standing.verdicts if each.below]
+    """Yield the claims that fail or fall short, each with the experiments in which it does not."""
+    fails = [(each, told) for each in standing.verdicts if (told := _shortfall(each))]
     if fails:
-        yield from ("", "## Why claims fail", "")
-    for verdict in fails:
+        yield from ("", "## Why claims fail or fall short", "")
+    for verdict, told in fails:
         claim = f"{verdict.claim.text.removesuffix('.')} (against {verdict.other})"
         flips = [
             f"[{each.item.title}]({each.item.name.partition('/')[2]}.md), "
             f"{other.claim.better} against {other.other}: {told_gain(other.gain)}"
             for each in (standing, *experiments)
             for other in each.verdicts
-            if other.gain is not None and other.above and _answers(each.item, other, verdict)
+            if other.gain is not None
+            and _answers(each.item, other, verdict)
+            and _better(other, verdict)
         ]
-        told = f"it holds in {'; '.join(flips)}." if flips else "cause not found."
-        yield f"- {claim}: {told}"
+        named = f"{told} {'; '.join(flips)}." if flips else "cause not found."
+        yield f"- {claim}: {named}"
+
+
+def _shortfall(verdict: Verdict) -> str:
+    """Return how an experiment is named in which a claim does not fail so; "" if it does not."""
+    if verdict.word == "baseline not matched":
+        return "the baseline matches in"
+    if verdict.word == "direction only":
+        return "the gain is larger in"
+    return "it holds in" if verdict.below else ""
+
+
+def _better(other: Verdict, verdict: Verdict) -> bool:
+    """Return whether another verdict is what one falls short of."""
+    if verdict.word == "baseline not matched":
+        return other.word in ("reproduced", "direction only", "not reproduced")
+    if verdict.word == "direction only":
+        own, theirs = verdict.gain, other.gain
+        return own is not None and theirs is not None and theirs.low > own.high
+    return other.above
 
 
 def _answers(item: Item, found: Verdict, asked: Verdict) -> bool:
