@@ -55,7 +55,8 @@ def draw(comparison: Comparison, file: Path) -> None:
     bar.set_label(f"gain over {comparison.reference}, points of accuracy")
     bar.ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:+.0f}")
     figure.suptitle(
-        "Who wins where: all methods on one fleet, tuned alike, at equal budgets\n"
+        "Who wins where: all methods on one fleet, tuned alike, at equal budgets of "
+        f"{comparison.rounds} rounds of {comparison.reference}\n"
         f"number: gain in points, mean of {comparison.seeds} seeds · bold: its paired 95 % "
         "interval excludes 0 · box: best of the case · ×: cannot run · –: no score yet",
         fontsize=10,

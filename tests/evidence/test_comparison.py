@@ -39,6 +39,13 @@ def results_of(item: Item, *, without: str = "") -> Results:
     return Results(NAME, cells=cells)
 
 
+def test_the_page_says_how_small_it_is_and_how_many_values_lie_at_the_edge(tmp_path: Path) -> None:
+    item = made(tmp_path)
+    told = page(item, compare(item, results_of(item)))
+    assert "It is small: 4 devices, a budget of 3 rounds of fedavg" in told
+    assert "- In 0 of 3 cells the largest value won, in 3 the smallest: there" in told
+
+
 def test_rows_are_read_off_at_equal_budgets(tmp_path: Path) -> None:
     item = made(tmp_path)
     found = compare(item, results_of(item))

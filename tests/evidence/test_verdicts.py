@@ -1,6 +1,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -206,6 +207,25 @@ def test_claims_may_be_about_diagnostics_of_which_less_is_better() -> None:
     before = judged(asked, [AT[0]] * 3, old)  # a result file that has no losses
     assert (before.word, before.gain) == ("not run", None)
     assert "lack the diagnostic loss" in before.why
+
+
+def test_a_claim_about_a_diagnostic_may_be_about_the_last_round() -> None:
+    def falling(*losses: float) -> Series:
+        kept = {"loss": losses}
+        return Series((1,), {"": (0.5,)}, (1.0,), (1.0,), (1.0,), (1.0,), diagnostics=kept)
+
+    claim = Claim("", "new", ("old",), "loss", ("case",))
+    asked = item(claims=(claim,), diagnostics=("loss",))
+    new, old = [falling(9.0, 0.1 + n / 100) for n in range(3)], [falling(1.0, 0.5)] * 3
+    assert judged(asked, new, old).word == "not reproduced"
+    last = judged(replace_claim(asked, last=True), new, old)
+    assert last.word == "reproduced"
+    assert last.gain is not None
+    assert last.gain.mean == pytest.approx(0.39)
+
+
+def replace_claim(asked: Item, **more: Any) -> Item:
+    return dataclasses.replace(asked, claims=(dataclasses.replace(asked.claims[0], **more),))
 
 
 def test_a_diagnostic_may_be_smaller_for_one_group_of_devices_than_for_another() -> None:

@@ -172,8 +172,9 @@ cannot decide a claim, whatever its rounds.
 `diagnostics = ["norms", "loss", "widths"]` are kept for every round: what parts of the method tell,
 `loss` (of training, as devices report it) and `test_loss`, and for each device `widths`,
 `utilities` and `fisher`. `groups = { "one class" = [0, 24] }` are first and last devices. A claim
-may be `by` a diagnostic, of which less is better, with `groups = ["all classes", "one class"]` of
-one group against another. With `within = 0.02` a claim is that two methods are about equal, and
+may be `by` a diagnostic, of which less is better: by its mean of all rounds, or with `last = true`
+by that of the last round; and with `groups = ["all classes", "one class"]` of one group against
+another. With `within = 0.02` a claim is that two methods are about equal, and
 `gain = "direction only"` says that the document's numbers are of other data.
 """
 

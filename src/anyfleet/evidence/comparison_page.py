@@ -63,6 +63,12 @@ def _unknown(item: Item) -> Iterator[str]:
 
 def _lines(item: Item, comparison: Comparison) -> Iterator[str]:
     yield _HEAD
+    yield (
+        f"It is small: {item.paper.devices} devices, a budget of {comparison.rounds} rounds of "
+        f"{comparison.reference}, little data (see the protocol). It tells who learns fastest at "
+        "first, not who ends best."
+    )
+    yield ""
     yield f"![Gains over {comparison.reference}, method by case, for three budgets]({PICTURE})"
     yield ""
     yield winners(comparison)
@@ -124,6 +130,12 @@ def _protocol(item: Item, comparison: Comparison) -> Iterator[str]:
         f"- Every method has {len(tuning.values)} trials in every case: `{tuning.key}` from "
         f"{values}, {100 * tuning.length:g} % of its rounds, seed {tuning.seed}. The trial with "
         f"the best last score wins. In all {tried} trials."
+    )
+    tuned = [row.value for row in comparison.rows if row.value is not None]
+    largest, smallest = (tuned.count(edge(tuning.values)) for edge in (max, min))
+    yield (
+        f"- In {largest} of {len(tuned)} cells the largest value won, in {smallest} the smallest: "
+        "there one beyond might be better still."
     )
     yield (
         f"- Then {comparison.seeds} seeds: {runs} runs. {comparison.reference} has "

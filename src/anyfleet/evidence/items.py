@@ -72,8 +72,9 @@ class Claim:
     claim with `more_than` says that the gain by one score is larger than that by another one, and
     one with `within` that a score is as good, or less by so much at most.
 
-    A diagnostic of the item may stand for a measure: its mean of all rounds, of which less is
-    better. With `groups` it is smaller for the first group of devices than for the second.
+    A diagnostic of the item may stand for a measure: its mean of all rounds, or with `last` that of
+    the last round, of which less is better. With `groups` it is smaller for the first group of
+    devices than for the second.
     """
 
     text: str
@@ -86,6 +87,7 @@ class Claim:
     more_than: str | None = None  # another score
     within: float = 0.0  # of a score
     groups: tuple[str, str] | None = None
+    last: bool = False  # of a diagnostic
 
     def against(self, other: str) -> str:
         """Return what the better method is compared with, as a table has it."""
@@ -237,6 +239,7 @@ class _Claim(msgspec.Struct, forbid_unknown_fields=True):
     more_than: str | None = None
     within: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     groups: tuple[str, str] | None = None
+    last: bool = False
 
 
 class _Best(msgspec.Struct, forbid_unknown_fields=True):
@@ -368,6 +371,7 @@ def _claims(claim: _Claim, cases: tuple[str, ...]) -> Iterator[Claim]:
         more_than=claim.more_than,
         within=claim.within,
         groups=claim.groups,
+        last=claim.last,
     )
     if not claim.each:
         yield whole
@@ -440,6 +444,8 @@ def _of_claim(where: str, claim: _Claim, item: _Item) -> Iterator[Problem]:
         yield Problem(where, "`within` is a difference of scores.")
     if claim.groups is not None and claim.by not in item.diagnostics:
         yield Problem(where, "`groups` have diagnostics, and no other measure.")
+    if claim.last and claim.by not in item.diagnostics:
+        yield Problem(where, "`last` is of diagnostics; a score is that of the last round anyway.")
     for group in claim.groups or ():
         if group not in item.groups:
             yield Problem(where, f"there is no group {group!r}.")

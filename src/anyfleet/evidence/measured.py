@@ -114,10 +114,16 @@ def by_round(run: Series, name: str, group: range | None) -> list[float]:
     return [each for each in values if not math.isnan(each)]
 
 
-def diagnosed(cell: CellResult, name: str, group: range | None = None) -> dict[int, Amount]:
-    """Return the mean of all rounds of a diagnostic, for every seed whose run kept it."""
+def diagnosed(
+    cell: CellResult, name: str, group: range | None = None, *, last: bool = False
+) -> dict[int, Amount]:
+    """Return the mean of all rounds of a diagnostic, for every seed whose run kept it.
+
+    With `last` it is the diagnostic of the last round that has it.
+    """
     rounds = {seed: by_round(run, name, group) for seed, run in cell.runs.items()}
-    return {seed: Amount(mean(values)) for seed, values in rounds.items() if values}
+    kept = {seed: values[-1:] if last else values for seed, values in rounds.items() if values}
+    return {seed: Amount(mean(values)) for seed, values in kept.items()}
 
 
 def mean(values: list[float]) -> float:

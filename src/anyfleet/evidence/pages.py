@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from anyfleet.analysis.intervals import estimate
 from anyfleet.analysis.units import common_unit, quantity
-from anyfleet.evidence import diagnostics
+from anyfleet.evidence import diagnostics, sensitivity
 from anyfleet.evidence.calculations import calculated
 from anyfleet.evidence.estimates import CORE, core_hours, flops_of
 from anyfleet.evidence.items import SCORES, Case, Item, is_cost
@@ -120,6 +120,7 @@ def _item_lines(standing: Standing, experiments: Sequence[Standing]) -> Iterator
     yield from _tables(standing)
     yield from diagnostics.table(item, standing.there)
     yield from _claims(standing)
+    yield from _by_target(standing)
     if item.choices:
         yield from ("", "## What the document leaves open", "")
         yield from (f"- {choice}" for choice in item.choices)
@@ -150,7 +151,8 @@ def _scale(standing: Standing) -> Iterator[str]:
     machines, dates, commits = origins(cells)
     spent = f"{math.fsum(cell.minutes for cell in cells):.1f} minutes"
     smaller = f"; {item.smaller}" if item.smaller else ""
-    yield f"Ours: {scale_of(cells)}{smaller}; {machines}; {dates}; commit {commits}; {spent}."
+    scale = scale_of(cells, chosen=paper.rounds is None)
+    yield f"Ours: {scale}{smaller}; {machines}; {dates}; commit {commits}; {spent}."
     if standing.there.stale or standing.there.missing:
         yield f"Not everything was run: {standing.state}. {_takes(standing)}"
 
@@ -171,7 +173,8 @@ def hours_of(standing: Standing) -> str:
     return "" if known else f" (takes {core_hours(standing.flops)})"
 
 
-def scale_of(cells: Sequence[CellResult]) -> str:
+def scale_of(cells: Sequence[CellResult], *, chosen: bool = False) -> str:
+    """Return rounds, devices and seeds of cells; `chosen`: the document gives no rounds."""
     rounds, devices, seeds = (
         _range(sorted(numbers))
         for numbers in (
@@ -180,7 +183,9 @@ def scale_of(cells: Sequence[CellResult]) -> str:
             {len(cell.runs) for cell in cells},
         )
     )
-    return f"{rounds} rounds, {devices} devices, {seeds} seeds"
+    each = ((rounds, "round"), (devices, "device"), (seeds, "seed"))
+    told = [f"{number} {noun}{'' if number == '1' else 's'}" for number, noun in each]
+    return ", ".join([told[0] + " (our choice)" * chosen, *told[1:]])
 
 
 def origins(cells: Sequence[CellResult]) -> tuple[str, str, str]:
@@ -345,6 +350,25 @@ def _claims(standing: Standing, *, head: bool = True) -> Iterator[str]:
         yield f"| {claim.text} | {against} | {by} | {claimed} | {ours} | {word} |"
 
 
+def _by_target(standing: Standing) -> Iterator[str]:
+    """Yield a table of the gains at other targets, for claims whose target is our choice."""
+    item, there = standing.item, standing.there
+    rows = [*sensitivity.with_own_targets(item, there, standing.verdicts)]
+    if not rows:
+        return
+    heads = [f"{100 * each:+g} points" if each else "as it is" for each in sensitivity.SHIFTS]
+    yield from ("", "## With another target", "")
+    yield "The targets are our choice. From the same runs, with the target so much lower or higher:"
+    yield ""
+    yield f"| claim | against | {' | '.join(heads)} |"
+    yield "|---|---|" + "---|" * len(heads)
+    for verdict in rows:
+        gains = sensitivity.gains(item, there, verdict)
+        told = (NOTHING if each is None else told_gain(each) for each in gains)
+        against = verdict.claim.against(verdict.other)
+        yield f"| {verdict.claim.text} | {against} | {' | '.join(told)} |"
+
+
 def _failing(standing: Standing, experiments: Sequence[Standing]) -> Iterator[str]:
     """Yield the claims that fail or fall short, each with the experiments in which it does not."""
     fails = [(each, told) for each in standing.verdicts if (told := _shortfall(each))]
@@ -353,8 +377,7 @@ def _failing(standing: Standing, experiments: Sequence[Standing]) -> Iterator[st
     for verdict, told in fails:
         claim = f"{verdict.claim.text.removesuffix('.')} (against {verdict.other})"
         flips = [
-            f"[{each.item.title}]({each.item.name.partition('/')[2]}.md), "
-            f"{other.claim.better} against {other.other}: {told_gain(other.gain)}"
+            f"{_where(each, other, standing)}: {told_gain(other.gain)}"
             for each in (standing, *experiments)
             for other in each.verdicts
             if other.gain is not None
@@ -363,6 +386,14 @@ def _failing(standing: Standing, experiments: Sequence[Standing]) -> Iterator[st
         ]
         named = f"{told} {'; '.join(flips)}." if flips else "cause not found."
         yield f"- {claim}: {named}"
+
+
+def _where(experiment: Standing, found: Verdict, page: Standing) -> str:
+    """Return what names a verdict on the page of an item: a link, or another claim of the item."""
+    if experiment is page:
+        return f"the claim “{found.claim.text.removesuffix('.')}”"
+    link = f"[{experiment.item.title}]({experiment.item.name.partition('/')[2]}.md)"
+    return f"{link}, {found.claim.better} against {found.other}"
 
 
 def _shortfall(verdict: Verdict) -> str:

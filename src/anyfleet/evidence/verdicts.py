@@ -29,7 +29,8 @@ Word = Literal[
 ]
 RULE = """\
 The gain of a claim is a ratio of costs, the other method's divided by that of the better one, or a
-difference: of scores, or of a diagnostic that should be lower (its mean of all rounds). It is taken
+difference: of scores, or of a diagnostic that should be lower (its mean of all rounds, unless the
+claim is about the last one). It is taken
 seed by seed over the cases of the claim (the geometric mean of ratios, the mean of differences),
 and has a 95 % interval over seeds. A run that misses its target counts with all that it spent: its
 cost is at least that. Where both methods miss it, nobody knows a gain, and the case does not count
@@ -170,7 +171,10 @@ def _sides(
     if by in item.diagnostics:
         groups = claim.groups and (item.groups[claim.groups[0]], item.groups[claim.groups[1]])
         first, second = groups or (None, None)
-        return diagnosed(cells[0], by, first), diagnosed(cells[1], by, second)
+        return (
+            diagnosed(cells[0], by, first, last=claim.last),
+            diagnosed(cells[1], by, second, last=claim.last),
+        )
     own = item.cases[case]
     return amounts(own, cells[0], by), amounts(own, cells[1], by)
 

@@ -1,0 +1,63 @@
+from collections.abc import Sequence
+
+from anyfleet.evidence.items import Case, Claim, Column, Item, Scale
+from anyfleet.evidence.measured import Found
+from anyfleet.evidence.pages import Standing, item_page
+from anyfleet.evidence.results import CellResult, Series
+from anyfleet.evidence.sensitivity import gains, with_own_targets
+from anyfleet.evidence.verdicts import verdicts
+
+
+def run(scores: Sequence[float], metric: str = "accuracy") -> Series:
+    spent = tuple(float(number + 1) for number in range(len(scores)))
+    rounds = tuple(range(1, len(scores) + 1))
+    return Series(rounds, {"": tuple(scores)}, spent, spent, spent, spent, metric=metric)
+
+
+def standing(new: Series, old: Series, *, by: str = "rounds", printed: bool = False) -> Standing:
+    paper = {"rounds": {"new": 1.0, "old": 2.0}} if printed else {}
+    asked = Item(
+        "papers/figure",
+        "title",
+        "Figure 1",
+        Scale(4, 10, 1),
+        2,
+        (by,),
+        {"case": Case("case", target=0.5, paper=paper)},
+        {name: Column(name, {}) for name in ("new", "old")},
+        (Claim("new is better", "new", ("old",), by, ("case",)),),
+    )
+    cells = {
+        ("case", name): CellResult(
+            *(name, "case", name, 4, 10, "a machine", "2026-11-17", "abc", 1.0),
+            dict.fromkeys(range(2), series),
+        )
+        for name, series in (("new", new), ("old", old))
+    }
+    return Standing(asked, None, Found(cells), verdicts(asked, Found(cells)))
+
+
+NEW, OLD = run([0.41, 0.46, 0.5, 0.51]), run([0.1, 0.2, 0.41, 0.51])
+
+
+def test_gains_are_those_to_other_targets_from_the_same_runs() -> None:
+    found = standing(NEW, OLD)
+    (verdict,) = found.verdicts
+    known = gains(found.item, found.there, verdict)
+    assert [None if each is None else round(each.mean, 3) for each in known] == [
+        *(3.0, 2.0, 1.333),  # to 40, 45 and 50 %
+        None,  # nobody has 52 %
+    ]
+
+
+def test_a_page_has_them_where_the_target_is_ours() -> None:
+    page = item_page(standing(NEW, OLD))
+    row = "| new is better | old | × 3 (3 to 3) | × 2 (2 to 2) | × 1.33 (1.33 to 1.33) | – |"
+    assert row in page
+    assert "## With another target" not in item_page(standing(NEW, OLD, printed=True))
+    assert "## With another target" not in item_page(standing(NEW, OLD, by="best"))
+
+
+def test_only_shares_are_shifted() -> None:
+    found = standing(run([9.0, 0.4], "perplexity"), run([9.0, 9.0], "perplexity"))
+    assert not [*with_own_targets(found.item, found.there, found.verdicts)]
