@@ -1,10 +1,12 @@
 from collections.abc import Sequence
 
+import pytest
+
 from anyfleet.evidence.items import Case, Claim, Column, Item, Scale
 from anyfleet.evidence.measured import Found
 from anyfleet.evidence.pages import Standing, item_page
 from anyfleet.evidence.results import CellResult, Series
-from anyfleet.evidence.sensitivity import gains, with_own_targets
+from anyfleet.evidence.sensitivity import gains, smoothed, with_own_targets
 from anyfleet.evidence.verdicts import verdicts
 
 
@@ -61,3 +63,31 @@ def test_a_page_has_them_where_the_target_is_ours() -> None:
 def test_only_shares_are_shifted() -> None:
     found = standing(run([9.0, 0.4], "perplexity"), run([9.0, 9.0], "perplexity"))
     assert not [*with_own_targets(found.item, found.there, found.verdicts)]
+
+
+def test_a_target_may_have_to_be_reached_by_the_mean_of_some_evaluations() -> None:
+    swinging, steady = run([0.6, 0.0, 0.4, 0.7, 0.7, 0.7, 0.7]), run([0.5] * 7)
+    found = standing(swinging, steady)
+    (verdict,) = found.verdicts
+    assert verdict.gain is not None
+    assert verdict.gain.mean == 1.0  # both in the first round
+    (smooth,) = smoothed(found.item, found.there, 5)
+    assert smooth.gain is not None
+    assert smooth.gain.mean == pytest.approx(5 / 6)  # 0.48 in round 5, 0.5 in round 6
+    (missed,) = smoothed(found.item, found.there, 8)  # more evaluations than there are
+    assert missed.gain is None
+
+
+def test_a_page_tells_what_a_smoothed_curve_says() -> None:
+    both = item_page(standing(run([0.6] * 7), run([0.1, *[0.65] * 6])))
+    assert "| new is better | old | × 2 (2 to 2) | × 1 (1 to 1): not reproduced | – |" in both
+    page = item_page(standing(run([0.6] * 7), run([0.1, 0.1, *[0.65] * 5])))
+    row = "| new is better | old | × 3 (3 to 3) | × 1.2 (1.2 to 1.2) | – |"
+    assert row in page
+
+
+def test_a_claim_that_fails_by_the_first_evaluation_may_hold_by_their_mean() -> None:
+    swinging = run([0.6, *[0.1] * 9, *[0.6] * 10])
+    page = item_page(standing(run([0.1, 0.1, *[0.6] * 18]), swinging))
+    told = "it holds in runs in which the mean of 5 evaluations has to reach the target: × 2.33"
+    assert told in page

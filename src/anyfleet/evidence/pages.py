@@ -121,6 +121,7 @@ def _item_lines(standing: Standing, experiments: Sequence[Standing]) -> Iterator
     yield from diagnostics.table(item, standing.there)
     yield from _claims(standing)
     yield from _by_target(standing)
+    yield from _by_reading(standing)
     if item.choices:
         yield from ("", "## What the document leaves open", "")
         yield from (f"- {choice}" for choice in item.choices)
@@ -369,6 +370,40 @@ def _by_target(standing: Standing) -> Iterator[str]:
         yield f"| {verdict.claim.text} | {against} | {' | '.join(told)} |"
 
 
+def _by_reading(standing: Standing) -> Iterator[str]:
+    """Yield a table of the gains if the mean of some evaluations had to reach the target."""
+    item, there = standing.item, standing.there
+    found = [
+        {(v.claim, v.other): v for v in sensitivity.smoothed(item, there, window)}
+        for window in sensitivity.WINDOWS
+    ]
+    asked = sensitivity.about_costs(there, standing.verdicts)
+    every = [(each, [known[each.claim, each.other] for known in found]) for each in asked]
+    rows = [(each, smooth) for each, smooth in every if any(own.gain for own in smooth)]
+    if not rows:
+        return
+    heads = [f"mean of {window}" for window in sensitivity.WINDOWS]
+    first, last = sensitivity.WINDOWS
+    yield from ("", "## With a smoothed curve", "")
+    yield "A target counts as reached at the first evaluation that is not below it. From the same"
+    yield f"runs, if the mean of the last {first} or {last} evaluations had to reach it, which runs"
+    yield "that ended at the target may not have done (with the verdict where it is another one):"
+    yield ""
+    yield f"| claim | against | as it is | {' | '.join(heads)} |"
+    yield "|---|---|---|" + "---|" * len(heads)
+    for verdict, smooth in rows:
+        told = (_reading(each, verdict) for each in (verdict, *smooth))
+        against = verdict.claim.against(verdict.other)
+        yield f"| {verdict.claim.text} | {against} | {' | '.join(told)} |"
+
+
+def _reading(found: Verdict, stated: Verdict) -> str:
+    """Return a gain, and its verdict if it is not the stated one."""
+    if found.gain is None:
+        return NOTHING
+    return told_gain(found.gain) + (f": {found.word}" if found.word != stated.word else "")
+
+
 def _failing(standing: Standing, experiments: Sequence[Standing]) -> Iterator[str]:
     """Yield the claims that fail or fall short, each with the experiments in which it does not."""
     fails = [(each, told) for each in standing.verdicts if (told := _shortfall(each))]
@@ -382,6 +417,16 @@ def _failing(standing: Standing, experiments: Sequence[Standing]) -> Iterator[st
             for other in each.verdicts
             if other.gain is not None
             and _answers(each.item, other, verdict)
+            and _better(other, verdict)
+        ]
+        flips += [
+            f"runs in which the mean of {window} evaluations has to reach the target: "
+            f"{told_gain(other.gain)}"
+            for window in sensitivity.WINDOWS
+            if is_cost(verdict.claim.by)
+            for other in sensitivity.smoothed(standing.item, standing.there, window)
+            if (other.claim, other.other) == (verdict.claim, verdict.other)
+            and other.gain is not None
             and _better(other, verdict)
         ]
         named = f"{told} {'; '.join(flips)}." if flips else "cause not found."

@@ -1,18 +1,24 @@
-"""Sensitivity: how much a claim about costs depends on the target, where we chose the target.
+"""Sensitivity: how much a claim about costs depends on the target, and on when it is reached.
 
 Runs are evaluated on their way, so that what another target would have cost is known without
-running anything again.
+running anything again; and so is what it would have cost if the mean of some evaluations counted,
+as in a smoothed curve, instead of a single one.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from anyfleet.analysis.metric import Metric
-from anyfleet.evidence.items import Claim, Item, is_cost
+from anyfleet.evidence.items import COSTS, Claim, Item, is_cost
 from anyfleet.evidence.measured import Found, with_best
-from anyfleet.evidence.verdicts import Gain, Verdict, gain_of
+from anyfleet.evidence.results import Series
+from anyfleet.evidence.verdicts import Gain, Verdict, gain_of, verdicts
 
 SHIFTS = (-0.10, -0.05, 0.0, 0.02)  # of the target
+WINDOWS = (5, 20)  # evaluations whose mean reaches it
 
 
 def gains(item: Item, there: Found, verdict: Verdict) -> list[Gain | None]:
@@ -21,13 +27,40 @@ def gains(item: Item, there: Found, verdict: Verdict) -> list[Gain | None]:
     return [gain_of(_shifted(item, shift), found, claim, verdict.other) for shift in SHIFTS]
 
 
-def with_own_targets(item: Item, there: Found, verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
+def with_own_targets(item: Item, there: Found, known: Sequence[Verdict]) -> Iterator[Verdict]:
     """Yield the verdicts about costs to a target that the document does not print."""
-    for verdict in verdicts:
-        claim = verdict.claim
-        known = is_cost(claim.by) and verdict.gain is not None
-        if known and not _prints(item, claim) and _shares(there, claim):
+    for verdict in about_costs(there, known):
+        if not _prints(item, verdict.claim):
             yield verdict
+
+
+def about_costs(there: Found, known: Sequence[Verdict]) -> Iterator[Verdict]:
+    """Yield the verdicts about costs to a target."""
+    for verdict in known:
+        if is_cost(verdict.claim.by) and verdict.gain and _shares(there, verdict.claim):
+            yield verdict
+
+
+def smoothed(item: Item, there: Found, window: int) -> tuple[Verdict, ...]:
+    """Return the verdicts of an item if the mean of so many evaluations had to reach a target."""
+    cells = {
+        key: structs.replace(cell, runs={n: _smooth(run, window) for n, run in cell.runs.items()})
+        for key, cell in there.cells.items()
+    }
+    return verdicts(item, replace(there, cells=cells))
+
+
+def _smooth(run: Series, window: int) -> Series:
+    """Return a run with the mean of the last evaluations in place of each; the first have none."""
+    scores = {
+        width: tuple(
+            math.fsum(values[end - window : end]) / window for end in range(window, len(values) + 1)
+        )
+        for width in run.scores
+        for values in [run.values(width)]
+    }
+    spent = {name: getattr(run, name)[window - 1 :] for name in COSTS}
+    return structs.replace(run, scores=scores, **spent)
 
 
 def _prints(item: Item, claim: Claim) -> bool:
