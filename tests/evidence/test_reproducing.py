@@ -94,7 +94,7 @@ def test_equal_experiments_are_played_once(library: Library) -> None:
 
 
 def test_unknown_items_and_cases_are_told(library: Library) -> None:
-    with pytest.raises(ConfigError, match="there is no such item here; there are thesis/table_9"):
+    with pytest.raises(ConfigError, match='is no item here, did you mean "thesis/table_9"'):
         library.item("thesis/table_8")
     with pytest.raises(ConfigError, match="there is no 'odd'; there are even; skewed") as caught:
         reproduction(library.item(NAME), Extent(1, ("odd",), ("SCAFFOLD",)))
@@ -176,3 +176,35 @@ def test_stale_results_are_known_by_every_case_that_they_serve(library: Library)
     file.write_text(text.replace('"fedavg", lr = 0.1', '"fedavg", lr = 0.2'))
     there = found(library.item(NAME), library.results(NAME))
     assert there.stale == (("even", "FedAvg"), ("skewed", "FedAvg"))
+
+
+def test_the_list_may_be_of_some_items_and_in_json(library: Library) -> None:
+    (line,) = command("--list", "thesis", "--json").splitlines()
+    told = json.loads(line)
+    assert (told["event"], told["item"], told["stands"]) == ("item", NAME, "not run")
+    assert told["runs"] > 0
+    assert NAME in command(NAME, "--list")
+    result = CliRunner().invoke(app, ["reproduce", "--list", "thesis/tabel_9"])
+    assert result.exit_code == 1
+    assert 'did you mean "thesis/table_9"?' in " ".join(result.output.split())
+
+
+def test_calculated_numbers_may_be_lines_of_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).resolve().parents[2])
+    *numbers, last = map(json.loads, command("fedpmt/table_2", "--json").splitlines())
+    assert last["stands"] == f"reproduced exactly: {len(numbers)} numbers"
+    assert all(each["ours"] == each["printed"] for each in numbers)
+    result = CliRunner().invoke(app, ["reproduce", "fedpmt/table_2", "--case", "nope"])
+    assert result.exit_code == 1
+    assert "there is no 'nope'" in result.output
+
+
+def test_a_single_case_once_more_keeps_the_order_of_a_result_file(library: Library) -> None:
+    options = ("--jobs", "1", "--engine", "Sequential", "--seeds", "1")
+    command(NAME, *options)
+    before = library.results(NAME)
+    command(NAME, *options, "--case", "skewed")
+    after = library.results(NAME)
+    assert before is not None
+    assert after is not None
+    assert list(after.cells) == list(before.cells)

@@ -463,7 +463,10 @@ def reproduce(
     ] = None,
     *,
     list_: Annotated[
-        bool, typer.Option("--list", help="Show all items, what each takes, where it stands.")
+        bool,
+        typer.Option(
+            "--list", help="Show all items, or those that begin with ITEM: what each takes, …"
+        ),
     ] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Play small runs for a look; write no result file.")
@@ -493,14 +496,14 @@ def reproduce(
     it is written into evidence/, from which docs/evidence.md is made. It is run in a copy of the
     project; data sets are read as `anyfleet run` reads them.
     """
-    if list_ == (item is not None):
+    if item is None and not list_:
         raise typer.BadParameter("name one ITEM, or ask for the --list of all.")
     with importing():
         from anyfleet.cli.reproduce import Asked, list_items, reproduce_item
         from anyfleet.cli.study import Manner, jobs_of
 
-    if item is None:
-        list_items()
+    if list_ or item is None:
+        list_items(item or "", json=json)
         return
     asked = Asked(
         seeds=seeds,

@@ -1,6 +1,7 @@
 """`anyfleet reproduce`: play the runs of an item, and set its numbers beside the document's."""
 
 import shlex
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from rich.table import Table
 
 from anyfleet import config
 from anyfleet.cli.run import RUNS
-from anyfleet.cli.screen import console, errors, show, silent
+from anyfleet.cli.screen import console, errors, put_line, show, silent
 from anyfleet.cli.study import Manner, conclude, opened, play
+from anyfleet.evidence.calculations import calculated
 from anyfleet.evidence.comparison import compare
 from anyfleet.evidence.comparison_page import winners
 from anyfleet.evidence.estimates import CORE, core_hours
@@ -28,6 +30,7 @@ from anyfleet.evidence.reproducing import (
     Reproduction,
     origin,
     reproduction,
+    require_known,
     results_of,
 )
 from anyfleet.evidence.results import Results, write_results
@@ -87,7 +90,8 @@ def reproduce_item(name: str, asked: Asked, manner: Manner) -> None:
     library = Library()
     item = library.item(name)
     if item.calculate:
-        console().print(Markdown(item_page(standing_of(item, None))))
+        require_known(item, asked.extent(item))
+        _tell_calculated(item, json=manner.json)
         return
     if item.tuning:
         reproduce_tuned(library, item, asked, manner)
@@ -106,6 +110,18 @@ def reproduce_item(name: str, asked: Asked, manner: Manner) -> None:
             study.screen.print(Markdown(item_page(standing)))
             _say_where(library, item, study.screen, quick=asked.quick)
         conclude(study, outcome, _encoded(standing))
+
+
+def _tell_calculated(item: Item, *, json: bool) -> None:
+    """Show an item whose numbers are calculated: all of them, whatever cases are asked for."""
+    standing = standing_of(item, None)
+    if not json:
+        console().print(Markdown(item_page(standing)))
+        return
+    for (case, method), ours in calculated(item).items():
+        printed = item.cases[case].paper.get(item.measures[0], {}).get(method)
+        put_line(sys.stdout, "number", case=case, method=method, ours=ours, printed=printed)
+    put_line(sys.stdout, "result", item=item.name, stands=standing.state)
 
 
 def reproduce_tuned(library: Library, item: Item, asked: Asked, manner: Manner) -> None:
@@ -186,6 +202,8 @@ def _encoded(standing: Standing) -> bytes:
                 "verdict": each.word,
                 "why": each.why,
                 "gain": each.gain and [each.gain.mean, each.gain.low, each.gain.high],
+                "at_least": each.gain is not None and each.gain.least,
+                "at_most": each.gain is not None and each.gain.most,
                 "claimed": each.claimed,
             }
             for each in standing.verdicts
@@ -199,13 +217,15 @@ def _folder(asked_for: Reproduction, *, quick: bool) -> Path:
     return RUNS / f"{name}{'_quick' if quick else ''}_{asked_for.identity}"
 
 
-def list_items() -> None:
-    """Show all items: what each takes, and where it stands."""
+def list_items(start: str, *, json: bool) -> None:
+    """Show the items whose names begin so: what each takes, and where it stands."""
     library = Library()
-    names = library.names()
-    if not names:
+    if not library.names():
         told = "there are no items here: run this in a copy of the project (recipes/)."
         raise typer.BadParameter(told, param_hint="--list")
+    names = [name for name in library.names() if name.startswith(start)]
+    if not names:
+        library.item(start)  # which says that there is none
     table = Table(box=None, header_style="bold", pad_edge=False)
     for head in ("item", "where", "runs", "rounds", "takes", "took", "stands"):
         table.add_column(head, overflow="fold")
@@ -216,8 +236,15 @@ def list_items() -> None:
         rounds = sorted({experiment.rounds for experiment in made.values()})
         told = "–" if not rounds else "–".join(dict.fromkeys(map(str, (rounds[0], rounds[-1]))))
         each = item.seeds + len(item.tuning.get("values", ()))  # runs, and trials of tuned methods
-        runs = str(standing.distinct * each) if made else "–"
+        count = standing.distinct * each
+        runs = str(count) if made else "–"
+        if json:
+            about = {"where": item.where, "runs": count, "flops": standing.flops}
+            put_line(sys.stdout, "item", item=name, **about, stands=standing.state)
+            continue
         takes = core_hours(standing.flops)
         table.add_row(name, item.where, runs, told, takes, minutes_of(standing), standing.state)
+    if json:
+        return
     console().print(table)
     show(console(), f"takes: about so long with one core at {CORE / 1e9:g} GFLOP/s, all runs.")

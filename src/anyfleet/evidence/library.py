@@ -6,6 +6,7 @@ from pathlib import Path
 from anyfleet.errors import ConfigError, Problem
 from anyfleet.evidence.items import Item, read_item
 from anyfleet.evidence.results import Results, read_results
+from anyfleet.names import near
 
 DOCUMENTS = ("fedpmt", "whale", "fedrescue", "anycost", "thesis", "comparison")
 
@@ -28,12 +29,10 @@ class Library:
         """Return an item; raise ConfigError if there is none, or if it is wrong."""
         file = self.root / "recipes" / f"{name}.toml"
         if name not in self.names():
-            known = ", ".join(self.names())
-            told = (
-                f"there is no such item here; there are {known}."
-                if known
-                else "there are no items here: run this in a copy of the project (recipes/)."
-            )
+            told = "there are no items here: run this in a copy of the project (recipes/)."
+            if known := self.names():
+                meant = near(name, known) or "."
+                told = f"is no item here{meant} `anyfleet reproduce --list` shows all."
             raise ConfigError([Problem(name, told)])
         return read_item(file)
 

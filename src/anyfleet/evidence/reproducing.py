@@ -61,17 +61,7 @@ def reproduction(
     Raise ConfigError with all that is wrong with its experiments, and for cases and methods that it
     lacks.
     """
-    unknown = [
-        Problem(option, f"there is no {name!r}; there are {'; '.join(known)}.")
-        for option, names, known in (
-            ("--case", extent.cases, tuple(item.cases)),
-            ("--method", extent.methods, item.columns),
-        )
-        for name in names
-        if name not in known
-    ]
-    if unknown:
-        raise ConfigError(unknown)
+    require_known(item, extent)
     methods = [name for column in extent.methods for name in item.best.get(column, (column,))]
     cells: dict[str, Cell] = {}
     names: dict[Key, str] = {}
@@ -95,6 +85,21 @@ def reproduction(
     if problems:
         raise ConfigError(problems)
     return Reproduction(item, Study(cells, "reproduce", threads, Goal()), names)
+
+
+def require_known(item: Item, extent: Extent) -> None:
+    """Raise ConfigError for cases and methods that an item lacks."""
+    unknown = [
+        Problem(option, f"there is no {name!r}; there are {'; '.join(known)}.")
+        for option, names, known in (
+            ("--case", extent.cases, tuple(item.cases)),
+            ("--method", extent.methods, item.columns),
+        )
+        for name in names
+        if name not in known
+    ]
+    if unknown:
+        raise ConfigError(unknown)
 
 
 def _cell(experiment: Experiment, count: int, home: Path | None) -> Cell:

@@ -131,15 +131,19 @@ class Results(msgspec.Struct, frozen=True, omit_defaults=True):
         """
         new = {key for cell in later.cells.values() for key in cell.places()}
         kept = {
-            digest: cell
+            digest: cell.joined(later.cells[digest]) if digest in later.cells else cell
             for digest, cell in self.cells.items()
-            if digest not in later.cells and not new.intersection(cell.places())
+            if digest in later.cells or not new.intersection(cell.places())
         }
-        joined = {
-            digest: self.cells[digest].joined(cell) if digest in self.cells else cell
-            for digest, cell in later.cells.items()
-        }
-        return msgspec.structs.replace(later, cells={**kept, **joined})
+        # In the order in which they came, so that the same runs once more change nothing.
+        return msgspec.structs.replace(later, cells={**kept, **_unlike(later.cells, kept)})
+
+
+def _unlike(
+    cells: Mapping[str, CellResult], known: Mapping[str, CellResult]
+) -> dict[str, CellResult]:
+    """Return the cells that are not known."""
+    return {digest: cell for digest, cell in cells.items() if digest not in known}
 
 
 def series(
