@@ -244,14 +244,14 @@ def test_by_default_evaluation_is_a_fifth_of_the_work_of_training_at_most(
         return evaluated(play(experiment, task))
 
     assert at(flops[0] / 100) == [*range(16)]
-    once_in_three = at(flops[2] / 5)  # two thirds of a round: the third has trained enough
-    assert once_in_three == [
-        index
-        for index, (start, end) in enumerate(pairwise([0.0, *flops]))
-        if index == 15 or end // flops[2] > start // flops[2]
-    ]
-    assert once_in_three[0] == 2
-    assert 4 < len(once_in_three) < 8
+    once_in_three = at(flops[2] / 5)  # the training of three rounds pays for one
+    assert len(once_in_three) == flops[15] // flops[2]
+    assert once_in_three[-1] == 15
+    gaps = [later - before for before, later in pairwise([-1, *once_in_three])]
+    assert max(gaps) - min(gaps) <= 1
+    # The last round's is one of them: here two would take more than their share.
+    assert at(flops[15] / 5 / 1.9) == [15]
+    assert at(flops[15] / 5 / 2.1) == [7, 15]
     assert at(flops[15]) == [15]
     # A resumed run is evaluated when it would have been.
     assert at(flops[2] / 5) == once_in_three

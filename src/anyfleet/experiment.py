@@ -68,7 +68,7 @@ from anyfleet.world import Fleet, World
 
 _BEFORE = "before the first round"
 _EVALUATIONS = 20  # of a run, about, where nobody says how many
-_TRAINING_SHARE = 5  # times the FLOP of an evaluation are trained before the next one
+_TRAINING_SHARE = 5  # times the FLOP of an evaluation are trained for each of them
 _CHEAP = 1e10  # FLOP of an evaluation that nobody waits for: about a second of one core
 _MOST_WORKERS = 8  # threads that evaluate; each holds a batch
 _SHORTEST = 1e-9  # simulated seconds between evaluations; a quotient by far less is no number
@@ -93,8 +93,8 @@ class Experiment:
     between every `evaluate_every` rounds, or with a text such as "60 s" after the first round that
     ends at or after each multiple of so many simulated seconds. "auto" is every round of a run of
     at most 20 rounds; in a longer one it spreads about 20 evaluations over the run. Where that
-    would be much work beside the training, it is after the last round, and before that each time
-    devices have computed five times the FLOP of an evaluation. `details` breaks the scores down at
+    would be much work beside the training, it is evaluated less often: devices compute five times
+    the FLOP of an evaluation for each of them, that of the last round included. `details` breaks the scores down at
     every evaluation: by class of the test set, or by device and by group of the fleet, these on the
     devices' own test data. With `stop_at` the run ends after the first evaluation whose score is at
     least as good, or after its last round. `limits` say which messages are refused. All randomness
@@ -613,7 +613,11 @@ def _affordable(experiment: Experiment, task: Task, before: RoundRecord, done: R
     now, quota = before.flops + float(known(trained).sum()), _TRAINING_SHARE * work
     if now * experiment.rounds >= quota * _EVALUATIONS * (done.index + 1):
         return spread  # if rounds stay as they were so far, so many are no more than their share
-    return now // quota > before.flops // quota
+    # As many as the training pays for that is expected of the whole run, the last round's among
+    # them: evenly spread, so that the one before it is not a moment before.
+    expected = now * experiment.rounds / (done.index + 1)
+    each = expected / max(1.0, expected // quota)
+    return expected >= quota and now // each > before.flops // each
 
 
 def evaluation_flops(experiment: Experiment, task: Task) -> float:
