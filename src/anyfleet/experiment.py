@@ -94,11 +94,11 @@ class Experiment:
     ends at or after each multiple of so many simulated seconds. "auto" is every round of a run of
     at most 20 rounds; in a longer one it spreads about 20 evaluations over the run. Where that
     would be much work beside the training, it is evaluated less often: devices compute five times
-    the FLOP of an evaluation for each of them, that of the last round included. `details` breaks the scores down at
-    every evaluation: by class of the test set, or by device and by group of the fleet, these on the
-    devices' own test data. With `stop_at` the run ends after the first evaluation whose score is at
-    least as good, or after its last round. `limits` say which messages are refused. All randomness
-    comes from `seed`.
+    the FLOP of an evaluation for each of them, that of the last round included. `details` breaks
+    the scores down at every evaluation: by class of the test set, or by device and by group of the
+    fleet, these on the devices' own test data. With `stop_at` the run ends after the first
+    evaluation whose score is at least as good, or after its last round. `limits` say which messages
+    are refused. All randomness comes from `seed`.
 
     Engines and devices of torch differ in the last bits of a result. With "auto" they are chosen
     when the run begins: a GPU and stacks where there is one, else the engine that a short

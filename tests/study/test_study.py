@@ -221,6 +221,35 @@ def test_what_is_missing_is_played(
     assert {file: now[file] for file in kept} == kept
 
 
+def test_the_same_command_goes_on_without_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was killed could not say how to go on."""
+    monkeypatch.chdir(home(tmp_path))
+    engine = ("--engine", "Sequential", "--jobs", "1")
+    words = ("compare", "one.toml", "rounds=2", "--seeds", "2", *engine)
+    first = succeeds(*words)
+    assert "Folder: runs/compare\n" in first
+    assert "Folder: runs/compare-2\n" in succeeds(*words)  # the first one is finished
+    study = Path("runs/compare")
+    shutil.rmtree(study / "one/seed-1")
+    lock = Lock(study)
+    assert "Folder: runs/compare-3\n" in succeeds(*words)  # somebody plays the first one
+    lock.release()
+    assert "Folder: runs/compare-4\n" in succeeds(*words, "method.lr=0.2")  # it is another one
+    (Path("runs/compare-2") / "study.toml").write_text("nothing")
+    again = succeeds(*words)
+    assert f"Going on with {study}, which holds this study unfinished" in again
+    assert "1 of 2 runs are finished already; 1 to play." in again
+    assert not Path("runs/compare-5").exists()
+    monkeypatch.setattr("anyfleet.cli.study.holds_study", lambda _: False)  # as it begins
+    lock = Lock(study)
+    refused = anyfleet_command(*words, "--out", "runs/compare")
+    assert refused.exit_code == 1
+    assert f"in use by process {os.getpid()}" in refused.output
+    lock.release()
+
+
 def test_another_study_is_refused(whole: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(whole[0].parent)
     before = times(whole[0])

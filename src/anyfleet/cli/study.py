@@ -4,7 +4,7 @@ import math
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO, get_args
@@ -22,7 +22,7 @@ from anyfleet.cli.remarks import over_seeds
 from anyfleet.cli.report import need_metric, need_reference, report
 from anyfleet.cli.run import RUNS, resumption
 from anyfleet.cli.screen import console, errors, put_event, put_line, show, silent, study_progress
-from anyfleet.errors import AnyfleetWarning, ConfigError, Problem
+from anyfleet.errors import AnyfleetWarning, ConfigError, Problem, StoreError
 from anyfleet.stopping import exit_code
 from anyfleet.store import Terms, fresh
 from anyfleet.store.disk import Lock
@@ -43,7 +43,9 @@ from anyfleet.study.events import Ended, Event, Noted
 from anyfleet.study.playing import Built
 from anyfleet.study.state_file import (
     claim,
+    differences,
     holds_study,
+    in_use,
     occupied,
     read,
     record,
@@ -51,6 +53,8 @@ from anyfleet.study.state_file import (
 )
 from anyfleet.study.workers import Crew, await_imports, hired
 from anyfleet.world import World
+
+_LOOKED_AT = 20  # folders of studies, for one that was left unfinished
 
 
 @dataclass(frozen=True)
@@ -109,13 +113,18 @@ def resources(words: Sequence[str]) -> tuple[Resource, ...]:
 def opened(study: Study, manner: Manner) -> Iterator[OpenStudy]:
     """Begin a study in a new folder, or go on with it where its folder holds this very study.
 
-    Everything is checked before a folder is made. Raise StoreError if the folder holds another
-    study, or if another process plays it.
+    Without a folder, it goes on in one of those that were made so before, if that holds this study
+    unfinished. Everything is checked before a folder is made. Raise StoreError if the folder holds
+    another study, or if another process plays it.
     """
     torch.set_num_threads(study.threads)
     _need_budget(study.goal)
     need_reference(study.goal, list(study.cells))
     _need_width(study.cells, study.goal)
+    if manner.out is None and (begun := _unfinished(study, manner.terms)) is not None:
+        told = f"Going on with {begun}, which holds this study unfinished; --out NEW begins anew."
+        show(errors(), told)
+        manner = replace(manner, out=begun)
     if manner.out is not None and holds_study(manner.out):
         with reopened(manner, study.goal, asked=study) as found:
             yield found
@@ -135,6 +144,22 @@ def opened(study: Study, manner: Manner) -> Iterator[OpenStudy]:
             yield OpenStudy(folder, settled.study, lock, manner, settled.built, crew)
         finally:
             lock.release()
+
+
+def _unfinished(study: Study, terms: Terms) -> Path | None:
+    """Return the newest folder of `fresh` that holds this very study and has runs left, or None.
+
+    A folder that another process writes into, or that cannot be read, is none.
+    """
+    folders = [folder for folder in RUNS.glob(f"{study.kind}*") if holds_study(folder)]
+    folders.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
+    for folder in folders[:_LOOKED_AT]:
+        with suppress(StoreError, ConfigError, OSError):
+            there = read(folder, terms.allow)
+            same = there.kind == study.kind and not any(differences(there, study))
+            if same and not in_use(folder) and standing(folder, there).left:
+                return folder
+    return None
 
 
 def _crew_size(study: Study, manner: Manner) -> int:

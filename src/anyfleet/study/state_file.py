@@ -142,12 +142,25 @@ def occupied(folder: Path) -> bool:
     return not folder.is_dir() or any(file.name not in _BEGUN for file in folder.iterdir())
 
 
+def in_use(folder: Path) -> bool:
+    """Return whether another process writes into the folder of a study."""
+    if not (folder / "lock").is_file():
+        return False
+    try:
+        Lock(folder).release()
+    except StoreError:
+        return True
+    return False
+
+
 def claim(folder: Path) -> Lock:
     """Make the folder of a new study, or take it if it is empty; return the right to write there.
 
     Raise FileExistsError if there is something else, and StoreError if another process has it.
     """
     if occupied(folder):
+        if in_use(folder):
+            Lock(folder)  # which says by whom
         raise FileExistsError(
             f"{folder} already exists and is not empty; choose another, or remove it."
         )
