@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -78,6 +79,38 @@ def test_a_run_has_one_live_line() -> None:
     assert "accuracy 25.0 %" in live
     assert "a round" in live
     assert "left" in live
+
+
+def narrow(*, columns: int = 80) -> tuple[Console, StringIO]:
+    out = StringIO()
+    known = {"TERM": "xterm"}
+    made = {"width": columns, "force_terminal": True, "highlight": False, "no_color": True}
+    return Console(file=out, _environ=known, **made), out  # type: ignore[arg-type]
+
+
+def test_a_run_tells_its_round_and_last_score_on_a_terminal_of_80_columns() -> None:
+    screen, out = narrow()
+    first = RoundRecord(0, 1.0, 0, 0, 0, 0, 1, 0, 0.5, math.nan, {"accuracy": 0.25})
+    records = [first, *(replace(first, round_index=n, scores={}) for n in range(1, 8))]
+    with progress(screen, "a-file-of-a-long-name", 30) as tell:
+        for record in records:
+            tell(record)
+    line = [each for each in out.getvalue().splitlines() if "8/30" in each][-1]
+    assert "accuracy 25.0 % (round 1), 1.0 s simulated" in line
+
+
+def test_a_study_keeps_the_last_score_of_a_run() -> None:
+    screen, out = narrow(columns=100)
+    run = PlannedRun("fedavg, lr=0.1", 0, 300, Path("a"))
+    with study_progress(screen, (run,), finished=0) as tell:
+        tell(Begun(run, 0))
+        tell(Advanced(run, 1, "accuracy", math.nan, 1.5, 2.0))
+        before = out.getvalue()
+        tell(Advanced(run, 2, "accuracy", 0.5, 1.5, 2.0))
+        tell(Advanced(run, 3, "accuracy", math.nan, 1.5, 2.0))
+    assert "accuracy –" not in before
+    assert "accuracy 50.0 % (round 2)" in out.getvalue()
+    assert "3/300" in out.getvalue()
 
 
 def test_progress_does_not_stand_among_the_tables(

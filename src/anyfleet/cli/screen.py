@@ -1,5 +1,6 @@
 """The screen: the console, plain lines and tables, the progress of runs, and lines of JSON."""
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,9 +10,9 @@ from typing import TextIO
 
 import msgspec
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
 
 from anyfleet.analysis.metric import Metric
 from anyfleet.experiment import RoundRecord
@@ -23,6 +24,7 @@ Tell = Callable[[Event], None]
 SIMULATED, REAL = "simulated", "real"  # times that the seconds of a run may be of
 _PLAIN_LINES = 10  # of progress for each run, without a terminal
 _PLAIN_WIDTH = 120  # of tables, without a terminal or COLUMNS
+_WIDE = 110  # columns of a terminal with room for long bars
 
 
 def console() -> Console:
@@ -98,11 +100,13 @@ def progress(
 
     `clock` says which time the seconds of a run are of.
     """
-    pace, began = Pace(), time.monotonic()
+    pace, began, scores = Pace(), time.monotonic(), _Scores()
 
     def status(record: RoundRecord) -> str:
         pace.rounds, pace.seconds = pace.rounds + 1, time.monotonic() - began
-        return f"{_status(record)} {clock}, {pace.told(rounds - record.round_index - 1)}"
+        score = scores.told(name, record.round_index + 1, record.metric, record.score)
+        left = pace.told(rounds - record.round_index - 1)
+        return f"{score}, {seconds(record.time)} {clock}, {left}"
 
     if not screen.is_terminal:
         every = max(1, rounds // _PLAIN_LINES)
@@ -124,19 +128,35 @@ def progress(
 
 
 def _live(screen: Console) -> Progress:
+    """Return live lines; where they are too long the bar goes first, and then the end is cut."""
+    whole = Column(no_wrap=True, overflow="ellipsis")
     return Progress(
         # Names may have square brackets, which are no markup.
-        TextColumn("{task.description:<12}", markup=False),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[status]}", markup=False),
+        TextColumn("{task.description:<12}", markup=False, table_column=whole),
+        BarColumn(bar_width=20 if screen.width >= _WIDE else 4),
+        TextColumn(
+            "{task.completed:.0f}/{task.total:.0f}  {task.fields[status]}",
+            markup=False,
+            table_column=whole.copy(),
+        ),
         console=screen,
     )
 
 
-def _status(record: RoundRecord) -> str:
-    score = _scored(record.metric, record.score) if record.evaluated() else "not evaluated"
-    return f"{score} after {seconds(record.time)}"
+class _Scores:
+    """The last score of every run, which is shown until there is another one."""
+
+    def __init__(self) -> None:
+        self._last: dict[object, tuple[int, float]] = {}
+
+    def told(self, run: object, rounds: int, metric: str, score: float) -> str:
+        """Return the score of a run after so many rounds, or the last one with its round."""
+        if not math.isnan(score):
+            self._last[run] = rounds, score
+        if run not in self._last:
+            return "not evaluated yet"
+        at, last = self._last[run]
+        return _scored(metric, last) + ("" if at == rounds else f" (round {at})")
 
 
 def _scored(metric: str, value: float) -> str:
@@ -201,6 +221,7 @@ class _Lines:
         self._bar, self._began = bar, time.monotonic()
         self._left = {run: run.rounds for run in runs}  # rounds
         self._played = 0
+        self._scores = _Scores()
         self._paces: dict[PlannedRun, Pace] = {}
         self._lines: dict[PlannedRun, TaskID] = {}
         total = len(runs) + finished
@@ -228,7 +249,8 @@ class _Lines:
     def _advance(self, event: Advanced) -> None:
         pace, left = self._paces[event.run], event.run.rounds - event.rounds
         pace.rounds, pace.seconds = pace.rounds + 1, pace.seconds + event.seconds
-        told = f"{_scored(event.metric, event.score)}, {pace.told(left)}"
+        score = self._scores.told(event.run, event.rounds, event.metric, event.score)
+        told = f"{score}, {pace.told(left)}"
         self._bar.update(self._lines[event.run], completed=event.rounds, status=told)
         self._left[event.run] = left
         self._played += 1
