@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from anyfleet.analysis.equal_budgets import Resource
 from anyfleet.analysis.fleet_portrait import portray
-from anyfleet.analysis.plots import NoPictures, NothingToDraw, band, draw, draw_fleet
+from anyfleet.analysis.plots import Look, NoPictures, NothingToDraw, band, draw, draw_fleet
 from anyfleet.experiment import RoundRecord
 from anyfleet.world import Disc, Diurnal, Fleet, Group, Uniform, wifi
 
@@ -58,6 +59,20 @@ def test_a_single_run_has_no_band() -> None:
 def test_a_seed_that_was_never_evaluated_leaves_no_curve() -> None:
     assert not len(band([run(0.2), run(math.nan)], lambda point: point.time).x)
     assert not len(band([], lambda point: point.time).x)
+
+
+def test_runs_of_one_colour_differ_in_their_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = {Look.of(number) for number in range(28)}
+    assert len({(look.colour, look.line) for look in looks}) == 28
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    draw(tmp_path / "p.png", {f"run {n}": {0: run(0.1, 0.2 + n / 100)} for n in range(9)})
+    (figure,) = drawn
+    for axes in figure.axes:
+        lines = [(line.get_color(), line.get_linestyle()) for line in axes.get_lines()]
+        assert len(set(lines)) == len(lines) == 9
 
 
 @pytest.mark.parametrize("devices", [0, 5])

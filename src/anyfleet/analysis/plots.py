@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # Distinguishable without colour vision (Okabe and Ito), the strongest contrast first.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+# Of the runs beyond as many as there are colours, and again beyond those.
+LINES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))  # with marks
 # If the lengths of runs differ by a factor between these, the axis is logarithmic.
 _FAR_APART = (5.0, 500.0)
 _GREY = "#555555"
@@ -53,6 +55,25 @@ class Band:
     mean: Floats
     low: Floats
     high: Floats
+
+
+@dataclass(frozen=True)
+class Look:
+    """How the curve of a run looks: its colour, and the kind of its line and of its marks."""
+
+    colour: str
+    line: str
+    mark: str
+
+    @classmethod
+    def of(cls, number: int) -> "Look":
+        """Return the look of the run with a number; the first 28 are all different."""
+        return cls(_colour(number), *LINES[number // len(COLOURS) % len(LINES)])
+
+    def drawn(self, *, marked: bool) -> dict[str, Any]:
+        """Return the look as matplotlib's keywords of a line."""
+        marker = self.mark if marked else ""
+        return {"color": self.colour, "linestyle": self.line, "marker": marker, "markersize": 3}
 
 
 _LABELS: Mapping[Axis, str] = MappingProxyType(
@@ -106,13 +127,13 @@ def draw(
     """
     runs = {name: group for name, group in runs.items() if group}
     file, panels = Path(file), _planned(runs, equal or {}, over or _USUAL)
-    colours = {name: _colour(number) for number, name in enumerate(runs)}
+    looks = {name: Look.of(number) for number, name in enumerate(runs)}
     figure, places = _panels(len(panels) + (world is not None))
     for panel, axes in zip(panels, places, strict=False):
         if panel.axis is None:
-            _over_widths(axes, panel, colours)
+            _over_widths(axes, panel, looks)
         else:
-            _curves(axes, panel, colours, panel.axis)
+            _curves(axes, panel, looks, panel.axis)
             if panel.axis == "time":
                 axes.set_xlabel(f"{clock} {axes.get_xlabel()}")
         place = axes.get_subplotspec()
@@ -241,7 +262,7 @@ def _joined(x: Floats, levels: Floats) -> Band:
     return Band(x, _finite(np.array([each.mean for each in found])), low, high)
 
 
-def _curves(axes: "Axes", panel: Panel, colours: Mapping[str, str], axis: Axis) -> None:
+def _curves(axes: "Axes", panel: Panel, looks: Mapping[str, Look], axis: Axis) -> None:
     curves = {
         name: band(group.values(), lambda record: _place(record, axis))
         for name, group in panel.runs.items()
@@ -252,7 +273,7 @@ def _curves(axes: "Axes", panel: Panel, colours: Mapping[str, str], axis: Axis) 
         unit = common_unit([max(ends, default=0.0)], UNITS[axis])
         size, label = unit.size, label.format(unit.name)
     for name, curve in curves.items():
-        _steps(axes, _clipped(curve, panel.metric), size, colour=colours[name], name=name)
+        _steps(axes, _clipped(curve, panel.metric), size, look=looks[name], name=name)
     stretched = _stretched(axes, [end / size for end in ends])
     axes.set_xlabel(label + (", logarithmic" if stretched else ""))
     if not stretched:
@@ -261,14 +282,14 @@ def _curves(axes: "Axes", panel: Panel, colours: Mapping[str, str], axis: Axis) 
         _line(axes, panel.amount / size, quantity(panel.amount, UNITS[axis]))
 
 
-def _steps(axes: "Axes", curve: Band, size: float, *, colour: str, name: str) -> None:
+def _steps(axes: "Axes", curve: Band, size: float, *, look: Look, name: str) -> None:
     """Draw a curve of steps: a score holds until the next evaluation."""
     x = curve.x / size
-    marker = "o" if len(x) <= _MARKED else ""
-    axes.step(x, curve.mean, where="post", color=colour, marker=marker, markersize=3, label=name)
+    drawn = look.drawn(marked=len(x) <= _MARKED)
+    axes.step(x, curve.mean, where="post", label=name, **drawn)
     if not np.isnan(curve.low).all():
         axes.fill_between(
-            x, curve.low, curve.high, step="post", color=colour, alpha=0.2, linewidth=0
+            x, curve.low, curve.high, step="post", color=look.colour, alpha=0.2, linewidth=0
         )
 
 
@@ -280,7 +301,7 @@ def _clipped(curve: Band, metric: Metric) -> Band:
     return Band(curve.x, curve.mean, low, high)
 
 
-def _over_widths(axes: "Axes", panel: Panel, colours: Mapping[str, str]) -> None:
+def _over_widths(axes: "Axes", panel: Panel, looks: Mapping[str, Look]) -> None:
     """Draw the score of the shared models at the end, as means over the seeds with intervals."""
     for name, group in panel.runs.items():
         ends = [at_widths(records) for records in group.values()]
@@ -288,9 +309,9 @@ def _over_widths(axes: "Axes", panel: Panel, colours: Mapping[str, str]) -> None
         if len(widths) > 1:
             levels = np.array([[end[width] for width in widths] for end in ends])
             curve = _clipped(_joined(np.array(widths), levels), panel.metric)
-            colour = colours[name]
-            axes.plot(widths, curve.mean, color=colour, marker="o", markersize=3, label=name)
-            axes.vlines(widths, curve.low, curve.high, color=colour, alpha=0.4)
+            look = looks[name]
+            axes.plot(widths, curve.mean, label=name, **look.drawn(marked=True))
+            axes.vlines(widths, curve.low, curve.high, color=look.colour, alpha=0.4)
     axes.set_xlabel("width of the model, at the end")
 
 
