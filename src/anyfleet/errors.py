@@ -155,6 +155,10 @@ class Problem:
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message
 
+    def within(self, where: object) -> Problem:
+        """Return the problem as one of a file or an experiment, which is named first."""
+        return Problem(f"{where}: {self.path}" if self.path else f"{where}", self.message)
+
 
 class ConfigError(AnyfleetError):
     """A run file or an override is wrong; `problems` holds everything that was found."""

@@ -66,3 +66,13 @@ def test_only_accuracies_are_shares() -> None:
     )
     assert Metric("rmse").told(123456.0) == "1.235e+05"
     assert Metric("rmse").told(math.nan) == "–"
+
+
+def test_a_value_that_just_misses_another_has_the_digits_to_tell() -> None:
+    loss, accuracy = Metric("loss"), Metric("accuracy")
+    assert loss.apart(2.2904, 2.29) == "2.2904"
+    assert loss.apart(2.5, 2.29) == loss.told(2.5) == "2.5"
+    assert loss.apart(2.29, 2.29) == "2.29"
+    assert accuracy.apart(0.79996, 0.8) == "79.996 %"
+    assert accuracy.apart(0.7, 0.8) == "70.0 %"
+    assert loss.apart(math.nan, 2.29) == "–"

@@ -1,6 +1,7 @@
 """Results from disk, as values and as a DataFrame."""
 
 import math
+import shutil
 import sys
 from pathlib import Path
 
@@ -60,10 +61,17 @@ def test_runs_from_disk_can_be_compared(study: Path) -> None:
     assert list(read_runs(study / "slow/seed-1")) == ["seed-1"]
 
 
-def test_runs_that_are_not_finished_are_marked(study: Path, tmp_path: Path) -> None:
-    from shutil import copytree
+def test_seeds_below_0_belong_to_their_run(study: Path, tmp_path: Path) -> None:
+    shutil.copytree(study, tmp_path / "copy")
+    (tmp_path / "copy/slow/seed-0").rename(tmp_path / "copy/slow/seed--1")
+    file = tmp_path / "copy/slow/seed--1/config.toml"
+    file.write_text(file.read_text().replace("seed = 0", "seed = -1"))
+    runs = read_runs(tmp_path / "copy")
+    assert {name: list(group) for name, group in runs.items()} == {"fast": [0, 1], "slow": [-1, 1]}
 
-    copytree(study, tmp_path / "copy")
+
+def test_runs_that_are_not_finished_are_marked(study: Path, tmp_path: Path) -> None:
+    shutil.copytree(study, tmp_path / "copy")
     (tmp_path / "copy/slow/seed-1/summary.json").unlink()
     open_ = {
         (row["run"], row["seed"]) for row in result_rows(tmp_path / "copy") if not row["finished"]
@@ -73,10 +81,8 @@ def test_runs_that_are_not_finished_are_marked(study: Path, tmp_path: Path) -> N
 
 
 def test_runs_of_a_study_have_their_names_there(study: Path, tmp_path: Path) -> None:
-    from shutil import copytree
-
-    copytree(study / "slow", tmp_path / "mine_lr=0.1")
-    copytree(study / "fast", tmp_path / "fedavg")
+    shutil.copytree(study / "slow", tmp_path / "mine_lr=0.1")
+    shutil.copytree(study / "fast", tmp_path / "fedavg")
     (tmp_path / "study.toml").write_text('[cells."Mine, lr=0.1"]\n[cells.FedAvg]\n')
     assert list(read_runs(tmp_path)) == ["Mine, lr=0.1", "FedAvg"]
 

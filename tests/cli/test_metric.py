@@ -48,7 +48,7 @@ def test_a_run_shows_its_own_metric_everywhere(folder: Path) -> None:
     result = json.loads((folder / "runs/own/summary.json").read_text())["result"]
     assert result["metric"] == "mae"
     assert result["best"] <= result["score"]
-    assert f"own: round 2/2, mae {result['score']:.4g} after" in shown
+    assert f"own: round 2/2, mae {result['score']:.4g}, " in shown
     ends, widths = rows_of(shown, "own")
     assert ends[1:4] == [f"{result[n]:.4g}" for n in ("score", "best")] + [
         f"{result['others']['offset']:.4g}"

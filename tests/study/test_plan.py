@@ -66,6 +66,7 @@ def test_lists_are_values_to_try() -> None:
         (["lr=[1, 1.0]"], "lr: the list has a value twice"),
         (["lr=[[1], [1.0]]"], "lr: the list has a value twice"),
         (["lr=[1]", "lr=[2]"], "lr: is given twice"),
+        (["lr=[1]", "lr=3"], "lr: is given as a list to try and as one value"),
         (["lr=[1"], "lr: '[1' is neither a TOML value"),
         (["lr=[2020-01-01]"], "lr: TOML has no date"),
     ],

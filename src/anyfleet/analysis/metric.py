@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _LESS = ("loss", "error", "mse", "mae", "mape", "perplexity", "nll", "entropy", "distance")
+_FEWEST, _DIGITS = 4, 17  # of a number: those that are usual, and all that it has
 _SHORT = frozenset({"err", "ppl", "wer", "cer"})
 
 
@@ -72,6 +73,17 @@ class Metric:
         if math.isnan(value):
             return "–"
         return percent(value) if self.share else f"{value:.4g}"
+
+    def apart(self, value: float, other: float) -> str:
+        """Return a value with as many digits as tell it from another one, if it is another."""
+        for digits in range(_FEWEST, _DIGITS):
+            text, same = self._digits(value, digits), self._digits(other, digits)
+            if text != same:
+                return self.told(value) if digits == _FEWEST else text
+        return self.told(value)
+
+    def _digits(self, value: float, digits: int) -> str:
+        return f"{100 * value:.{digits - 3}f} %" if self.share else f"{value:.{digits}g}"
 
 
 def percent(share: float) -> str:

@@ -17,7 +17,7 @@ from anyfleet.store.study_folders import STUDY, study_folders
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_SEED = re.compile(r"seed-\d+")
+_SEED = re.compile(r"seed--?\d+")
 
 
 class NoPandas(ImportError):

@@ -156,7 +156,7 @@ class ToTarget:
 
     def __str__(self) -> str:
         if self.spent is None:
-            return not_reached(self.best, Metric(self.metric))
+            return not_reached(self.best, Metric(self.metric), self.target)
         cost = self.spent
         least = "at least " if cost.unmeasured else ""
         energy = f"{least}{quantity(cost.joules, 'J')}"
@@ -182,9 +182,9 @@ def spent_by(record: RoundRecord) -> Spent:
     return Spent(record.time, record.joules, both, record.flops, rounds, record.unmeasured)
 
 
-def not_reached(best: float, metric: Metric) -> str:
+def not_reached(best: float, metric: Metric, target: float) -> str:
     """Return how a run that missed its target appears in tables."""
-    return f"not reached (best {metric.told(best)})"
+    return f"not reached (best {metric.apart(best, target)})"
 
 
 def need_width(records: Iterable[RoundRecord], width: float | None) -> None:

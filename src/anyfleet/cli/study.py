@@ -1,6 +1,7 @@
 """Studies on the command line: `compare`, `sweep` and `demo` begin one or go on with it."""
 
 import math
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,6 +55,7 @@ from anyfleet.study.state_file import (
 from anyfleet.study.workers import Crew, await_imports, hired
 from anyfleet.world import World
 
+_NUMBERS = re.compile(r"\d+")
 _LOOKED_AT = 20  # folders of studies, for one that was left unfinished
 
 
@@ -247,11 +249,15 @@ def play(opened: OpenStudy) -> Outcome:
     jobs = processes(study.threads) if manner.jobs is None else manner.jobs
     events = conduct(folder, study, Means(jobs, manner.terms), opened.built, opened.crew)
     stopped: KeyboardInterrupt | None = None
-    traces: set[str] = set()
+    traces, noted = set[str](), set[str]()
     quiet = silent() if manner.json else screen
     try:
         with _unmixed(manner), study_progress(quiet, there.left, len(there.finished)) as tell:
             for event in events:
+                if isinstance(event, Noted) and event.text in noted:
+                    continue  # of another process, which built the same task
+                if isinstance(event, Noted):
+                    noted.add(event.text)
                 _attend(event, traces)
                 tell(event)
                 if manner.json:
@@ -277,9 +283,11 @@ def _attend(event: Event, traces: set[str]) -> None:
     """Print what a run notes, as a warning, and the traceback of an error, each once."""
     if isinstance(event, Noted):
         warnings.warn(event.text, AnyfleetWarning, stacklevel=2)
-    elif isinstance(event, Ended) and event.trace and event.trace not in traces:
-        traces.add(event.trace)
-        typer.echo(event.trace, err=True, nl=False)
+    elif isinstance(event, Ended) and event.trace:
+        alike = _NUMBERS.sub("", event.trace)  # that of another seed says nothing new
+        if alike not in traces:
+            typer.echo(event.trace, err=True, nl=False)
+        traces.add(alike)
 
 
 def tell(

@@ -85,7 +85,7 @@ def _exactly(mean: float, margin: float) -> str:
     """Return the value of a metric of any size as text, with four significant digits."""
     if _TINY <= max(abs(mean), 0.0 if math.isnan(margin) else margin) < _HUGE:
         return _fixed(mean, margin, 4)
-    return f"{mean:.4g}" if math.isnan(margin) else f"{mean:.4g} ±{margin:.2g}"
+    return f"{mean:.4g}" if math.isnan(margin) else f"{mean:.4g} ±{margin:.1e}"
 
 
 def _scaled(size: float) -> Form:
@@ -335,9 +335,11 @@ def how_many(group: Sequence[ToTarget]) -> str:
     metric, count = Metric(group[0].metric), sum(each.spent is not None for each in group)
     best = metric.best(each.best for each in group if not each.spent)
     if not count:
-        return not_reached(best, metric)
+        return not_reached(best, metric, group[0].target)
     told = f"{count} of {len(group)}"
-    return told if count == len(group) else f"{told}, else best {metric.told(best)}"
+    return (
+        told if count == len(group) else f"{told}, else best {metric.apart(best, group[0].target)}"
+    )
 
 
 def learned(found: Comparison, resource: Resource) -> Sheet:

@@ -160,7 +160,7 @@ def trusted() -> tuple[str, ...]:
     packages, problems = packages_in(data.pop("allow", {}))
     unknown = [Problem(key, "unknown key: settings have [allow] only.") for key in data]
     if problems or unknown:
-        found = [Problem(f"{file}: {each.path}", each.message) for each in (*problems, *unknown)]
+        found = [each.within(file) for each in (*problems, *unknown)]
         raise ConfigError(found)
     return packages
 

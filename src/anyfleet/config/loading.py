@@ -223,7 +223,17 @@ def _union(value: Any, kinds: tuple[Any, ...], scope: Scope, base: Any) -> Outco
 def _kind_name(kind: Any) -> str:
     if typing.get_origin(kind) is typing.Literal:
         return " or ".join(f'"{choice}"' for choice in typing.get_args(kind))
+    if typing.get_origin(kind) is typing.Annotated:
+        inner, *limits = typing.get_args(kind)
+        return " ".join([_kind_name(inner), *filter(None, map(_limit, limits))])
     return str(getattr(kind, "__name__", kind))
+
+
+def _limit(limit: Any) -> str:
+    """Return what a limit of a number asks for, in words; "" if it is no such limit."""
+    told = (("ge", "from {} on"), ("gt", "above {}"), ("le", "up to {}"), ("lt", "below {}"))
+    found = ((getattr(limit, name, None), text) for name, text in told)
+    return " ".join(text.format(value) for value, text in found if value is not None)
 
 
 def _names_part(value: Any, kinds: Sequence[Any]) -> bool:

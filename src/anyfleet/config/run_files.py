@@ -25,6 +25,7 @@ from anyfleet.names import HOMES
 __all__ = ["Source", "override", "read"]
 
 _BARE_WORD = re.compile(r"[A-Za-z_][\w.:/+-]*")
+_MEANT_AS_TEXT = re.compile(r"\w[\w .:/+-]*")
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,10 @@ def _parse(text: str) -> Any:
     except ValueError as error:
         if _BARE_WORD.fullmatch(text):
             return text
-        raise ValueError(f"{text!r} is neither a TOML value nor a plain word: {error}.") from error
+        told = f"{text!r} is neither a TOML value nor a plain word: {error}."
+        if _MEANT_AS_TEXT.fullmatch(text):
+            told += f" A text with such signs has quotation marks: in a shell 'key=\"{text}\"'."
+        raise ValueError(told) from error
 
 
 def _put(data: Any, keys: Sequence[str], value: Any) -> None:

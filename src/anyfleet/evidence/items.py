@@ -169,9 +169,7 @@ class Item:
                 found[case.name, column.name] = from_source(self.source(case, column, quick=quick))
             except ConfigError as error:
                 where = f"{self.name}: {case.name}, {column.name}"
-                problems += [
-                    Problem(f"{where}: {each.path}", each.message) for each in error.problems
-                ]
+                problems += [each.within(where) for each in error.problems]
         if problems:
             raise ConfigError(problems)
         return found
@@ -290,7 +288,7 @@ def read_item(file: Path) -> Item:
         raise ConfigError([Problem(str(file), f"is not an item: {error}.")]) from error
     problems = [*_problems(found)]
     if problems:
-        raise ConfigError([Problem(f"{file}: {each.path}", each.message) for each in problems])
+        raise ConfigError([each.within(file) for each in problems])
     return replace(_item(found, file), about=_about(text))
 
 

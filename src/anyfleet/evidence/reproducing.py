@@ -76,7 +76,7 @@ def reproduction(
         try:
             experiment = from_source(item.source(case, column, quick=extent.quick, over=over))
         except ConfigError as error:
-            problems += [Problem(f"{name}: {each.path}", each.message) for each in error.problems]
+            problems += [each.within(name) for each in error.problems]
             continue
         same = known_as.setdefault(digest(experiment), name)
         names[case.name, column.name] = same

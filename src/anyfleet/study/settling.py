@@ -52,7 +52,7 @@ def assemble_all(study: Study) -> Assembled:
             if shared is not None:  # otherwise it is done when the task is built
                 warn_of_excess(cell.experiment, worlds[name])
         except ConfigError as error:
-            problems += [Problem(f"{name}: {each.path}", each.message) for each in error.problems]
+            problems += [each.within(name) for each in error.problems]
     if problems:
         raise ConfigError(problems)
     own = {name: tasks[keys[name, cell.seeds[0]]] for name, cell in study.cells.items()}

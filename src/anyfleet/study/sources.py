@@ -48,7 +48,7 @@ def cells_of(sources: Sources) -> dict[str, Cell]:
                 told = [_explained(each, sources.settings) for each in error.problems]
                 for each in told:
                     named = each.path.partition(":")[0] == str(file)  # already
-                    wrong = each if named else Problem(f"{file}: {each.path}", each.message)
+                    wrong = each if named else each.within(file)
                     problems[str(wrong)] = wrong
     if problems:
         raise ConfigError([*problems.values()])
@@ -72,7 +72,7 @@ def _cell(file: Path, changes: tuple[str, ...], sources: Sources) -> Cell:
 
 def _explained(problem: Problem, settings: Collection[Setting]) -> Problem:
     """Return a problem of a value that a sweep tries, with how lists are read there."""
-    if problem.message.startswith("unknown key"):
+    if "expected a list" not in problem.message:
         return problem
     for setting in settings:
         if problem.path == setting.key or problem.path.startswith(f"{setting.key}."):
@@ -135,7 +135,8 @@ def short_keys(keys: Collection[str]) -> dict[str, str]:
 def settings_of(words: Collection[str]) -> tuple[list[str], list[Setting]]:
     """Return the changes of all runs among `key=value`, and what a sweep tries (`key=[…]`).
 
-    Raise ConfigError for a list without values, or with one that stands twice.
+    Raise ConfigError for a list without values, or with one that stands twice, and for a setting
+    that is given twice.
     """
     overrides: list[str] = []
     found: list[Setting] = []
@@ -163,6 +164,10 @@ def settings_of(words: Collection[str]) -> tuple[list[str], list[Setting]]:
             problems.append(Problem(key, "is given twice; keep one list."))
         else:
             found.append(Setting(key, values))
+    tried = {setting.key for setting in found}
+    for key in dict.fromkeys(word.partition("=")[0].strip() for word in overrides):
+        if key in tried:
+            problems.append(Problem(key, "is given as a list to try and as one value; keep one."))
     if problems:
         raise ConfigError(problems)
     return overrides, found

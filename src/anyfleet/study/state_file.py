@@ -123,7 +123,7 @@ def _loaded(cells: Mapping[str, _Cell], allow: Sequence[str]) -> dict[str, Cell]
             experiment = from_source(source)
         except ConfigError as error:
             for each in error.problems:
-                problems.setdefault(str(each), Problem(f"{name}: {each.path}", each.message))
+                problems.setdefault(str(each), each.within(name))
             continue
         rest = (tuple(cell.left_open), tuple(cell.metrics), cell.seconds)
         found[name] = Cell(experiment, tuple(cell.seeds), granted, home, *rest)
