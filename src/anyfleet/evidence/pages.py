@@ -194,7 +194,9 @@ def origins(cells: Sequence[CellResult]) -> tuple[str, str, str]:
     return (
         "; ".join(dict.fromkeys(cell.machine for cell in cells)),
         ", ".join(dict.fromkeys(cell.date for cell in cells)),
-        ", ".join(dict.fromkeys(cell.commit or "unknown" for cell in cells)),
+        ", ".join(
+            dict.fromkeys(c for cell in cells for c in (cell.commit or "unknown").split("; "))
+        ),
     )
 
 
