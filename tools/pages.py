@@ -355,7 +355,10 @@ def core_classes() -> Iterator[tuple[str, str, str]]:
 def evidence_pages() -> dict[Path, str]:
     """Return the pages about the evidence, by file."""
     library = Library(DOCS.parent)
-    standings = [standing_of(item, library.results(item.name)) for item in library.items()]
+    known = library.cells()
+    standings = [
+        standing_of(item, library.results(item.name), elsewhere=known) for item in library.items()
+    ]
     found = {DOCS / "evidence.md": evidence_page(standings)}
     for each in standings:
         if each.item.tuning:

@@ -208,3 +208,41 @@ def test_a_single_case_once_more_keeps_the_order_of_a_result_file(library: Libra
     assert before is not None
     assert after is not None
     assert list(after.cells) == list(before.cells)
+
+
+def test_experiments_that_items_share_are_played_once(library: Library) -> None:
+    """A second item has the same methods on the skewed data, and another one of its own."""
+    options = ("--jobs", "1", "--engine", "Sequential", "--seeds", "2")
+    command(NAME, *options)
+    other = library.root / "recipes/thesis/table_10.toml"
+    other.write_text(ITEM.replace("lr = 0.1", "lr = 0.2", 1))
+    before = standing_of(library.item("thesis/table_10"), None, elsewhere=library.cells()).there
+    assert before.shared
+    assert before.missing
+    assert set(before.shared.values()) == {NAME}
+    told = command("thesis/table_10", *options)
+    assert f"{len(before.shared)} cells are results of {NAME}" in told
+    own = library.results("thesis/table_10")
+    assert own is not None
+    assert len(own.cells) == len({before.digests[key] for key in before.missing})
+    after = standing_of(library.item("thesis/table_10"), own, elsewhere=library.cells())
+    assert not after.there.missing
+    page = item_page(after)
+    assert f"are those of [{NAME}](table_9.md)." in page
+    assert "not run" not in page
+    whole = command(NAME, *options)  # those of its own are its own
+    assert "cells are results of" not in whole
+
+
+def test_results_without_the_diagnostics_of_an_item_do_not_serve_it(library: Library) -> None:
+    command(NAME, "--jobs", "1", "--engine", "Sequential", "--seeds", "2")
+    other = library.root / "recipes/thesis/table_10.toml"
+    other.write_text(f'diagnostics = ["loss"]\n{ITEM}')
+    item, known = library.item("thesis/table_10"), library.cells()
+    assert not standing_of(item, None, elsewhere=known).there.shared
+    other.write_text(ITEM)
+    item = library.item("thesis/table_10")
+    assert not standing_of(item, None, elsewhere=known).there.missing
+    assert reproduction(item, Extent(2), elsewhere=known).names == {}
+    assert reproduction(item, Extent(3), elsewhere=known).shared == {}  # a seed more
+    assert "are those of" in command("thesis/table_10", "--seeds", "2")

@@ -96,7 +96,21 @@ def reproduce_item(name: str, asked: Asked, manner: Manner) -> None:
     if item.tuning:
         reproduce_tuned(library, item, asked, manner)
         return
-    asked_for = reproduction(item, asked.extent(item), threads=asked.threads, over=asked.over())
+    asked_for = reproduction(
+        item,
+        asked.extent(item),
+        threads=asked.threads,
+        over=asked.over(),
+        elsewhere=None if asked.quick else library.cells(),
+    )
+    if asked_for.shared:
+        owners = ", ".join(dict.fromkeys(asked_for.shared.values()))
+        told = f"{len(asked_for.shared)} cells are results of {owners}: they are not played again."
+        show(errors(), told)
+    if not asked_for.names:
+        standing = standing_of(item, library.results(name), elsewhere=library.cells())
+        console().print(Markdown(item_page(standing)))
+        return
     out = manner.out or _folder(asked_for, quick=asked.quick)
     came_from = origin(item, asked.command(item))
     if holds_study(out):
@@ -180,7 +194,7 @@ def _kept(library: Library, asked_for: Reproduction, results: Results, *, quick:
     joined = results if before is None else before.joined(results)
     if results.cells:
         write_results(library.result_file(item.name), joined)
-    return standing_of(item, joined)
+    return standing_of(item, joined, elsewhere=library.cells())
 
 
 def _say_where(library: Library, item: Item, screen: Console, *, quick: bool) -> None:
@@ -226,13 +240,14 @@ def list_items(start: str, *, json: bool) -> None:
     names = [name for name in library.names() if name.startswith(start)]
     if not names:
         library.item(start)  # which says that there is none
+    known = library.cells()
     table = Table(box=None, header_style="bold", pad_edge=False)
     for head in ("item", "where", "runs", "rounds", "takes", "took", "stands"):
         table.add_column(head, overflow="fold")
     for name in names:
         item = library.item(name)
         made = item.experiments()
-        standing = standing_of(item, library.results(name), made)
+        standing = standing_of(item, library.results(name), made, known)
         rounds = sorted({experiment.rounds for experiment in made.values()})
         told = "–" if not rounds else "–".join(dict.fromkeys(map(str, (rounds[0], rounds[-1]))))
         each = item.seeds + len(item.tuning.get("values", ()))  # runs, and trials of tuned methods

@@ -11,11 +11,11 @@ from anyfleet.evidence.pages import (
     claimed_gain,
     commands_of,
     counted,
-    distinct_cells,
     hours_of,
     minutes_of,
     opponent,
     origins,
+    own_cells,
     scale_of,
     told_gain,
 )
@@ -191,7 +191,7 @@ def _ran(standings: Sequence[Standing]) -> Iterator[str]:
     yield "| item | ours | the document's | machine | date | commit | took | command |"
     yield "|---|---|---|---|---|---|---|---|"
     for standing in standings:
-        cells, paper = distinct_cells(standing), standing.item.paper
+        cells, paper = own_cells(standing), standing.item.paper
         if not cells:
             continue
         rounds = "rounds not given" if paper.rounds is None else counted(paper.rounds, "round")
@@ -297,7 +297,7 @@ def _rows(standing: Standing) -> Iterator[str]:
     link = f"[{item.where}]({page})"
     if item.explains:
         link = f"[experiment on {item.explains.partition('/')[2]}](evidence/{item.name}.md)"
-    known = standing.there.cells or standing.there.stale
+    known = own_cells(standing) or standing.there.stale
     if not standing.verdicts or not known:
         count = len(standing.verdicts)
         claims = f" ({counted(count, 'claim')})" if count else ""

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from anyfleet.errors import ConfigError, Problem
 from anyfleet.evidence.items import Item, read_item
-from anyfleet.evidence.results import Results, read_results
+from anyfleet.evidence.measured import Cells
+from anyfleet.evidence.results import CellResult, Results, read_results
 from anyfleet.names import near
 
 DOCUMENTS = ("fedpmt", "whale", "fedrescue", "anycost", "thesis", "comparison")
@@ -52,6 +53,16 @@ class Library:
     def result_file(self, name: str) -> Path:
         """Return where the result file of an item lies."""
         return self.root / "evidence" / f"{name}.json.gz"
+
+    def cells(self) -> Cells:
+        """Return the results of all items by digest: of equal experiments the one of most seeds."""
+        found: dict[str, tuple[str, CellResult]] = {}
+        for name in self.names():
+            results = self.results(name)
+            for digest, cell in results.cells.items() if results is not None else ():
+                if digest not in found or len(found[digest][1].runs) < len(cell.runs):
+                    found[digest] = name, cell
+        return found
 
     def results(self, name: str) -> Results | None:
         """Return the results of an item, None if it was never run."""

@@ -11,6 +11,7 @@ from anyfleet.evidence.results import CellResult, Results, Series
 from anyfleet.experiment import Experiment
 
 Key = tuple[str, str]  # a case and a method
+Cells = Mapping[str, tuple[str, CellResult]]  # by digest, each with the item it is a result of
 
 
 @dataclass(frozen=True)
@@ -29,28 +30,45 @@ class Found:
     stale: tuple[Key, ...] = ()
     missing: tuple[Key, ...] = ()
     digests: Mapping[Key, str] = field(default_factory=dict)  # of the item's experiments
+    shared: Mapping[Key, str] = field(default_factory=dict)  # the items that cells are results of
 
 
 def found(
-    item: Item, results: Results | None, experiments: Mapping[Key, Experiment] | None = None
+    item: Item,
+    results: Results | None,
+    experiments: Mapping[Key, Experiment] | None = None,
+    elsewhere: Cells | None = None,
 ) -> Found:
-    """Return which experiments of an item have results that fit its recipe."""
+    """Return which experiments of an item have results that fit its recipe.
+
+    What its own result file lacks may be among the cells of other items, `elsewhere`.
+    """
     made = item.experiments() if experiments is None else experiments
     cells: dict[Key, CellResult] = {}
     stale: list[Key] = []
     missing: list[Key] = []
+    shared: dict[Key, str] = {}
     known = {} if results is None else results.cells
     names = {key for cell in known.values() for key in cell.places()}
     digests = {key: digest(experiment) for key, experiment in made.items()}
     for key in made:
         cell = known.get(digests[key])
+        owner, other = (elsewhere or {}).get(digests[key], ("", None))
         if cell is not None:
             cells[key] = cell
+        elif other is not None and owner != item.name and serves(item, other):
+            cells[key], shared[key] = other, owner
         elif key in names:
             stale.append(key)
         else:
             missing.append(key)
-    return Found(cells, tuple(stale), tuple(missing), digests)
+    return Found(cells, tuple(stale), tuple(missing), digests, shared)
+
+
+def serves(item: Item, cell: CellResult) -> bool:
+    """Return whether a result has the diagnostics that an item asks for."""
+    asked = set(item.diagnostics)
+    return all(asked <= set(run.diagnostics) for run in cell.runs.values())
 
 
 def amounts(case: Case, cell: CellResult, measure: str) -> dict[int, Amount]:

@@ -15,6 +15,7 @@ from anyfleet.evidence.estimates import CORE, core_hours, flops_of
 from anyfleet.evidence.items import SCORES, Case, Item, is_cost
 from anyfleet.evidence.measured import (
     Amount,
+    Cells,
     Found,
     Key,
     amounts,
@@ -57,7 +58,7 @@ class Standing:
             return _calculated_state(self.item)
         if self.there.stale:
             return f"stale ({len(self.there.stale)} cells)"
-        if not self.there.cells:
+        if not self.there.cells.keys() - self.there.shared.keys():
             return "not run"
         words = [verdict.word for verdict in self.verdicts]
         counts = {word: words.count(word) for word in dict.fromkeys(words)}
@@ -68,14 +69,18 @@ class Standing:
 
 
 def standing_of(
-    item: Item, results: Results | None, experiments: Mapping[Key, Experiment] | None = None
+    item: Item,
+    results: Results | None,
+    experiments: Mapping[Key, Experiment] | None = None,
+    elsewhere: Cells | None = None,
 ) -> Standing:
     """Return where an item stands; of one whose methods are tuned, where the tuned methods do.
 
-    `experiments` are those of the item, which saves making them again.
+    `experiments` are those of the item, which saves making them again; `elsewhere` are the results
+    of all items, among which are those of experiments that it shares with others.
     """
     made = item.experiments() if experiments is None else experiments
-    own = found(item, results, made)
+    own = found(item, results, made, elsewhere)
     there = own
     if item.tuning and results is not None:
         there = found(tuned(item, chosen(item, results)), results)
@@ -94,13 +99,20 @@ def item_page(standing: Standing, experiments: Sequence[Standing] = ()) -> str:
 
 def minutes_of(standing: Standing) -> str:
     """Return how long the runs of an item took, in words; "–" if none was run."""
-    cells = distinct_cells(standing)
+    cells = own_cells(standing)
     return f"{math.fsum(cell.minutes for cell in cells):.1f} min" if cells else NOTHING
 
 
 def distinct_cells(standing: Standing) -> list[CellResult]:
     """Return the cells of an item, each once: several cases may share one."""
     return [*{cell.digest: cell for cell in standing.there.cells.values()}.values()]
+
+
+def own_cells(standing: Standing) -> list[CellResult]:
+    """Return the cells of an item that were played for it, each once."""
+    shared = standing.there.shared
+    own = {cell.digest: cell for key, cell in standing.there.cells.items() if key not in shared}
+    return [*own.values()]
 
 
 def _item_lines(standing: Standing, experiments: Sequence[Standing]) -> Iterator[str]:
@@ -130,7 +142,7 @@ def _item_lines(standing: Standing, experiments: Sequence[Standing]) -> Iterator
         yield from ("", f"## Experiment: {each.item.title}", "")
         link = f"[{each.item.name}]({each.item.name.partition('/')[2]}.md)"
         yield f"{link}: {each.state}{hours_of(each)}."
-        yield from _claims(each, head=False) if each.there.cells else ()
+        yield from _claims(each, head=False) if own_cells(each) else ()
     yield from ("", "All items: [evidence](../../evidence.md).")
 
 
@@ -150,12 +162,21 @@ def _scale(standing: Standing) -> Iterator[str]:
         yield f"Ours: {standing.state}. {_takes(standing)}"
         return
     machines, dates, commits = origins(cells)
-    spent = f"{math.fsum(cell.minutes for cell in cells):.1f} minutes"
+    spent = "" if (took := minutes_of(standing)) == NOTHING else f"; {took}utes"
     smaller = f"; {item.smaller}" if item.smaller else ""
     scale = scale_of(cells, chosen=paper.rounds is None)
-    yield f"Ours: {scale}{smaller}; {machines}; {dates}; commit {commits}; {spent}."
+    yield f"Ours: {scale}{smaller}; {machines}; {dates}; commit {commits}{spent}."
+    for owner in dict.fromkeys(standing.there.shared.values()):
+        keys = [key for key, each in standing.there.shared.items() if each == owner]
+        told = ", ".join(dict.fromkeys(method for _, method in keys))
+        document, _, name = owner.partition("/")
+        page = f"{name}.md" if document == item.document else f"../{owner}.md"
+        link = f"[{owner}]({page})"
+        yield f"The runs of {told} are those of {link}."
     if standing.there.stale or standing.there.missing:
-        yield f"Not everything was run: {standing.state}. {_takes(standing)}"
+        some = f"Not everything was run: {standing.state}."
+        told = some if own_cells(standing) else "The rest was not run."
+        yield f"{told} {_takes(standing)}"
 
 
 def _takes(standing: Standing) -> str:
@@ -170,7 +191,7 @@ def _takes(standing: Standing) -> str:
 
 def hours_of(standing: Standing) -> str:
     """Return how much computing an item takes of which nothing was run, in brackets."""
-    known = standing.there.cells or standing.there.stale or standing.flops is None
+    known = own_cells(standing) or standing.there.stale or standing.flops is None
     return "" if known else f" (takes {core_hours(standing.flops)})"
 
 
@@ -202,7 +223,7 @@ def origins(cells: Sequence[CellResult]) -> tuple[str, str, str]:
 
 def commands_of(standing: Standing) -> tuple[str, ...]:
     """Return the commands that the runs of an item come from; without any the one to give."""
-    known = dict.fromkeys(cell.command for cell in distinct_cells(standing) if cell.command)
+    known = dict.fromkeys(cell.command for cell in own_cells(standing) if cell.command)
     return tuple(known) or (f"anyfleet reproduce {standing.item.name}",)
 
 

@@ -5,7 +5,7 @@ import math
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from os import environ
 from pathlib import Path
@@ -18,7 +18,7 @@ from anyfleet.analysis.comparison import Goal
 from anyfleet.analysis.summaries import Runs
 from anyfleet.errors import ConfigError, Problem
 from anyfleet.evidence.items import Item, digest
-from anyfleet.evidence.measured import Key, label
+from anyfleet.evidence.measured import Cells, Key, label, serves
 from anyfleet.evidence.results import BY_DEVICE, CellResult, Results, Series, series
 from anyfleet.experiment import Experiment, RoundRecord, from_source
 from anyfleet.runtime.simulated.engines import cores
@@ -45,6 +45,7 @@ class Reproduction:
     item: Item
     study: Study
     names: Mapping[Key, str]  # of the cell of the study that each case with each method is
+    shared: Mapping[Key, str] = field(default_factory=dict)  # items that have the results already
 
     @property
     def identity(self) -> str:
@@ -54,10 +55,16 @@ class Reproduction:
 
 
 def reproduction(
-    item: Item, extent: Extent, *, threads: int = 1, over: Mapping[str, Any] | None = None
+    item: Item,
+    extent: Extent,
+    *,
+    threads: int = 1,
+    over: Mapping[str, Any] | None = None,
+    elsewhere: Cells | None = None,
 ) -> Reproduction:
     """Return an item as a study; `over` names an engine and a device of torch.
 
+    Experiments whose seeds are all among the results of other items, `elsewhere`, are left out.
     Raise ConfigError with all that is wrong with its experiments, and for cases and methods that it
     lacks.
     """
@@ -66,6 +73,7 @@ def reproduction(
     cells: dict[str, Cell] = {}
     names: dict[Key, str] = {}
     known_as: dict[str, str] = {}  # names by digest
+    shared: dict[Key, str] = {}
     problems: list[Problem] = []
     for case, column in item.pairs():
         if extent.cases and case.name not in extent.cases:
@@ -78,13 +86,24 @@ def reproduction(
         except ConfigError as error:
             problems += [each.within(name) for each in error.problems]
             continue
+        if owner := _owner(item, experiment, extent.seeds, elsewhere or {}):
+            shared[case.name, column.name] = owner
+            continue
         same = known_as.setdefault(digest(experiment), name)
         names[case.name, column.name] = same
         if same == name:
             cells[name] = _cell(experiment, extent.seeds, item.home)
     if problems:
         raise ConfigError(problems)
-    return Reproduction(item, Study(cells, "reproduce", threads, Goal()), names)
+    return Reproduction(item, Study(cells, "reproduce", threads, Goal()), names, shared)
+
+
+def _owner(item: Item, experiment: Experiment, seeds: int, elsewhere: Cells) -> str:
+    """Return the other item that has the results of an experiment already, or ""."""
+    owner, cell = elsewhere.get(digest(experiment), ("", None))
+    if cell is None or owner == item.name or not serves(item, cell):
+        return ""
+    return owner if set(_seeds(experiment, seeds)) <= set(cell.runs) else ""
 
 
 def require_known(item: Item, extent: Extent) -> None:
@@ -103,13 +122,17 @@ def require_known(item: Item, extent: Extent) -> None:
 
 
 def _cell(experiment: Experiment, count: int, home: Path | None) -> Cell:
-    first = experiment.seed
     open_ = tuple(
         key
         for key, value in (("engine", experiment.engine), ("device", experiment.device))
         if value == "auto"
     )
-    return Cell(experiment, tuple(range(first, first + count)), (), home, open_)
+    return Cell(experiment, _seeds(experiment, count), (), home, open_)
+
+
+def _seeds(experiment: Experiment, count: int) -> tuple[int, ...]:
+    """Return so many seeds, counted up from the experiment's own."""
+    return tuple(range(experiment.seed, experiment.seed + count))
 
 
 @dataclass(frozen=True)
