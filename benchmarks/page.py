@@ -5,7 +5,7 @@
     python -m benchmarks.page --take cpu=a/speed.json --checks checks.txt
 
 `benchmarks/results` holds a JSON file for each machine (`h200`, `cpu`), one of an earlier run where
-the last one has not measured all tables again (`h200_earlier`, `cpu_earlier`), and one of each from
+the last one has not measured all tables again (`h200_earlier`), and one of each from
 before the cohort became the unit of the core (`before_h200`, `before_cpu`). On the page a table
 stands between `<!-- table MACHINE NAME -->` and `<!-- end -->`; the name "measured" stands for the
 lines that say who measured what. `--checks` takes what `make gpu` printed.
@@ -31,7 +31,7 @@ CAPTIONS = {
     "speed_methods.svg": "Milliseconds of a round of every method, and the host's part of them",
     "speed_cohort.svg": "Milliseconds of a round by the size of the cohort",
 }
-GPU, CPU = ("h200", "h200_earlier"), ("cpu", "cpu_earlier")  # runs, the last ones first
+GPU, CPU = ("h200", "h200_earlier"), ("cpu",)  # runs, the last ones first
 NOTHING = "*Not measured yet.*\n"
 Results = Mapping[str, tuple[dict[str, str], dict[str, Table]]]
 
