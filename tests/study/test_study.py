@@ -372,6 +372,7 @@ def test_a_study_that_is_stopped_shows_what_is_finished(
 
 FATAL = """
 import os, signal
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from anyfleet.parts.select import Uniform
@@ -379,9 +380,8 @@ from anyfleet.parts.select import Uniform
 @dataclass(frozen=True)
 class Fatal(Uniform):
     def __call__(self, *words):
-        mark = Path(__file__).with_name("killed")
-        if not mark.exists():
-            mark.touch()
+        with suppress(FileExistsError):  # for all processes but the first
+            Path(__file__).with_name("killed").touch(exist_ok=False)
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__call__(*words)
 """
