@@ -246,3 +246,7 @@ def test_results_without_the_diagnostics_of_an_item_do_not_serve_it(library: Lib
     assert reproduction(item, Extent(2), elsewhere=known).names == {}
     assert reproduction(item, Extent(3), elsewhere=known).shared == {}  # a seed more
     assert "are those of" in command("thesis/table_10", "--seeds", "2")
+    result = CliRunner().invoke(app, ["reproduce", "thesis/table_10", "--seeds", "2", "--json"])
+    told = json.loads(result.stdout)
+    assert (told["event"], told["item"]) == ("result", "thesis/table_10")
+    assert told["results"][0]["verdict"] != "not run"

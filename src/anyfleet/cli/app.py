@@ -465,7 +465,9 @@ def reproduce(
     list_: Annotated[
         bool,
         typer.Option(
-            "--list", help="Show all items, or those that begin with ITEM: what each takes, …"
+            "--list",
+            help="Show all items, or those whose names begin with ITEM: what each takes, "
+            "where it stands.",
         ),
     ] = False,
     quick: Annotated[

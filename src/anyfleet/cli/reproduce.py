@@ -109,7 +109,10 @@ def reproduce_item(name: str, asked: Asked, manner: Manner) -> None:
         show(errors(), told)
     if not asked_for.names:
         standing = standing_of(item, library.results(name), elsewhere=library.cells())
-        console().print(Markdown(item_page(standing)))
+        if manner.json:
+            put_line(sys.stdout, "result", item=name, results=msgspec.Raw(_encoded(standing)))
+        else:
+            console().print(Markdown(item_page(standing)))
         return
     out = manner.out or _folder(asked_for, quick=asked.quick)
     came_from = origin(item, asked.command(item))
