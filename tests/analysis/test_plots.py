@@ -123,6 +123,22 @@ def test_the_rows_of_a_legend_are_even(
     assert found == [columns] * (1 + (count > 1))  # one group needs no name
 
 
+@pytest.mark.parametrize(
+    "form", ["a_file_of_a_name, lr=0.{}, batch_size=32", "base, lr=0.0{}, n=32"]
+)
+def test_a_legend_of_long_names_is_no_wider_than_the_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    names = [form.format(number) for number in range(9)]
+    draw(tmp_path / "a.png", {name: {0: run(0.1, 0.5)} for name in names})
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert legend.get_window_extent().width <= figure.bbox.width
+
+
 FLEETS = {
     "equal": (Fleet((Group(),)), 2),
     "thirsty": (Fleet((Group(energy=Uniform(1e-27, 2e-27)),)), 3),

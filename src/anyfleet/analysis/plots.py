@@ -35,6 +35,7 @@ _FAR_APART = (5.0, 500.0)
 _GREY = "#555555"
 _ABREAST = 3  # panels in a row
 _NAMES = 5  # in a row of a legend
+_SIGN, _LETTER = 0.65, 0.085  # inches of a legend's line with its gaps, and of a letter, about
 _TICKS = 6  # of an axis, at most: numbers of small amounts are long
 _WIDE = 20.0  # if the numbers of devices differ by such a factor, the axis is logarithmic
 _MARKED = 30  # places of a curve, at most, that have a dot each
@@ -152,7 +153,7 @@ def draw(
         list(handles.values()),
         list(handles),
         loc="outside lower center",
-        ncols=_grid(len(handles), _NAMES)[1],
+        ncols=_legend_columns(list(handles), figure.get_figwidth()),
         frameon=False,
     )
     if world is not None:
@@ -160,6 +161,15 @@ def draw(
     if title:
         figure.suptitle(title)
     return _saved(figure, file)
+
+
+def _legend_columns(names: Sequence[str], width: float) -> int:
+    """Return how many columns of a legend fit into a picture of so many inches, about."""
+    for columns in range(_grid(len(names), _NAMES)[1], 1, -1):
+        longest = [max(some) for some in np.array_split([len(name) for name in names], columns)]
+        if sum(_SIGN + _LETTER * letters for letters in longest) <= width:
+            return columns
+    return 1
 
 
 def _shade() -> "Patch":
@@ -373,7 +383,7 @@ def draw_fleet(file: str | Path, portrait: Portrait, *, title: str = "") -> Path
         places[0].plot([], [], "s", color=_colour(number), label=name)
     if len(portrait.names) > 1:
         handles = places[0].get_legend_handles_labels()
-        _, columns = _grid(len(portrait.names), _NAMES)
+        columns = _legend_columns(portrait.names, figure.get_figwidth())
         figure.legend(*handles, loc="outside lower center", ncols=columns, frameon=False)
     if title:
         figure.suptitle(title)
