@@ -7,6 +7,7 @@ whatever would wait for them is counted.
 import math
 import sys
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anyfleet.core.layout import Symbols
+from anyfleet import rng
+from anyfleet.core.layout import MessageLayout, Symbols, TensorLayout
 from anyfleet.core.messages import Params
 from anyfleet.core.slots import Codec, Compressed
 from anyfleet.parts.codec import (
@@ -120,6 +122,25 @@ def test_the_same_numbers_as_on_the_host(
     host = compressed(codec, 3, columns, rate, odd=odd)
     request.getfixturevalue("elsewhere")
     check_same(host, compressed(codec, 3, columns, rate, odd=odd))
+
+
+@pytest.mark.parametrize("codec", [*DIRECT, Stc(0.6), *SEARCHING], ids=names)
+def test_the_same_numbers_as_on_the_host_of_a_large_tensor(
+    codec: Codec, request: pytest.FixtureRequest
+) -> None:
+    """Products of counts, of which some tens of thousands are kept here, need 64 bits."""
+    sizes = {"weight": (600, 500), "bias": (600,)}
+    tensors = {name: TensorLayout(size, (prod(size),)) for name, size in sizes.items()}
+    key = torch.stack([rng.root(0, "one"), rng.root(0, "two")])
+    layout = MessageLayout(tensors, torch.float32, key)
+    rows = {
+        name: torch.stack([rng.normal(rng.fold(each, name), prod(size)) for each in key]).float()
+        for name, size in sizes.items()
+    }
+    rates = torch.full((2,), 0.1, dtype=torch.float64)
+    host = codec.compress(rows, rates, layout, {})
+    request.getfixturevalue("elsewhere")
+    check_same(host, codec.compress(rows, rates, layout, {}))
 
 
 def waits(codec: Codec, rows: int, rate: float = 0.05) -> int:

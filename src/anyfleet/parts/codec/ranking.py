@@ -223,8 +223,9 @@ def _running(flags: Array, known: Parts) -> tuple[Array, Array, Array]:
     if not flags.shape[1]:
         none = 0 * ends + running.sum(axis=1)[:, None]
         return running, none, none
-    until = running[:, last] * (ends > 0)
-    return running, until, until - running[:, before] * (begins > 0)
+    # In 64 bits, as who asks for counts may multiply them.
+    until = running[:, last] * ends.clip(0, 1)
+    return running, until, until - running[:, before] * begins.clip(0, 1)
 
 
 # --- the largest --------------------------------------------------------------------------------
