@@ -78,6 +78,20 @@ def test_a_target_may_have_to_be_reached_by_the_mean_of_some_evaluations() -> No
     assert missed.gain is None
 
 
+def test_runs_that_ended_at_the_target_tell_nothing_of_what_comes_after_it() -> None:
+    """Otherwise the method that ends there would lose to the one that goes on."""
+    ended, on = run([0.1, 0.6]), run([0.1, 0.1, 0.1, *[0.6] * 5])
+    found = standing(ended, on)
+    (verdict,) = found.verdicts
+    assert verdict.gain is not None
+    assert verdict.gain.mean == 2.0
+    (smooth,) = smoothed(found.item, found.there, 2)
+    assert smooth.gain is None
+    assert gains(found.item, found.there, verdict)[-2:] == [verdict.gain, verdict.gain]
+    shifted = standing(run([0.1, 0.51]), on)
+    assert gains(shifted.item, shifted.there, shifted.verdicts[0])[-1] is None  # to 52 %
+
+
 def test_a_page_tells_what_a_smoothed_curve_says() -> None:
     both = item_page(standing(run([0.6] * 7), run([0.1, *[0.65] * 6])))
     assert "| new is better | old | × 2 (2 to 2) | × 1 (1 to 1): not reproduced | – |" in both

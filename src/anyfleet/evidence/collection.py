@@ -114,7 +114,7 @@ _MAIN: Sequence[_Main] = (
     ),
     _Main(
         "FedAdp needs fewer rounds than FedAvg.",
-        ("thesis/table_3_1", "thesis/figure_3_2"),
+        ("thesis/table_3_1", "thesis/table_3_1_fashion_mnist", "thesis/figure_3_2"),
         by=("rounds",),
     ),
     _Main(

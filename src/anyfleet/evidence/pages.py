@@ -409,8 +409,8 @@ def _by_reading(standing: Standing) -> Iterator[str]:
     first, last = sensitivity.WINDOWS
     yield from ("", "## With a smoothed curve", "")
     yield "A target counts as reached at the first evaluation that is not below it. From the same"
-    yield f"runs, if the mean of the last {first} or {last} evaluations had to reach it, which runs"
-    yield "that ended at the target may not have done (with the verdict where it is another one):"
+    yield f"runs, if the mean of the last {first} or {last} evaluations had to reach it (with the"
+    yield "verdict where it is another one); runs that ended before it did are left out:"
     yield ""
     yield f"| claim | against | as it is | {' | '.join(heads)} |"
     yield "|---|---|---|" + "---|" * len(heads)

@@ -13,8 +13,8 @@ from msgspec import structs
 
 from anyfleet.analysis.metric import Metric
 from anyfleet.evidence.items import COSTS, Claim, Item, is_cost
-from anyfleet.evidence.measured import Found, with_best
-from anyfleet.evidence.results import Series
+from anyfleet.evidence.measured import Found, Key, amount_of, with_best
+from anyfleet.evidence.results import CellResult, Series
 from anyfleet.evidence.verdicts import Gain, Verdict, gain_of, verdicts
 
 SHIFTS = (-0.10, -0.05, 0.0, 0.02)  # of the target
@@ -24,7 +24,8 @@ WINDOWS = (5, 20)  # evaluations whose mean reaches it
 def gains(item: Item, there: Found, verdict: Verdict) -> list[Gain | None]:
     """Return the gain of a claim at each of the shifted targets; None where nobody knows one."""
     claim, found = verdict.claim, with_best(item, there, verdict.claim.by)
-    return [gain_of(_shifted(item, shift), found, claim, verdict.other) for shift in SHIFTS]
+    items = [_shifted(item, shift) for shift in SHIFTS]
+    return [gain_of(each, _decided(each, found), claim, verdict.other) for each in items]
 
 
 def with_own_targets(item: Item, there: Found, known: Sequence[Verdict]) -> Iterator[Verdict]:
@@ -47,7 +48,28 @@ def smoothed(item: Item, there: Found, window: int) -> tuple[Verdict, ...]:
         key: structs.replace(cell, runs={n: _smooth(run, window) for n, run in cell.runs.items()})
         for key, cell in there.cells.items()
     }
-    return verdicts(item, replace(there, cells=cells))
+    return verdicts(item, _decided(item, replace(there, cells=cells)))
+
+
+def _decided(item: Item, there: Found) -> Found:
+    """Return what was found without runs that ended before the target: they might have reached it.
+
+    A run that ends at the target of its recipe has nothing after it.
+    """
+    cells = {
+        key: structs.replace(
+            cell, runs={n: run for n, run in cell.runs.items() if _goes_on(item, key, cell, run)}
+        )
+        for key, cell in there.cells.items()
+    }
+    return replace(there, cells=cells)
+
+
+def _goes_on(item: Item, key: Key, cell: CellResult, run: Series) -> bool:
+    """Return whether a run reaches the target of its case, or has all of its rounds."""
+    target = item.cases[key[0]].target
+    amount = amount_of(run, "rounds", target) if target is not None else None
+    return amount is None or amount.reached or run.rounds[-1] >= cell.rounds
 
 
 def _smooth(run: Series, window: int) -> Series:
