@@ -230,11 +230,11 @@ class _Graph:
         count = len(inputs.key) if inputs.key.ndim else None
         values = [v[0] if _shared(v, count) else v for v in _leaves(inputs)]
         places, results = self._views(count)
-        torch._foreach_copy_(places, values)
+        _copy(places, values)
         self.graph.replay()
         # A copy, as the next replay writes over it.
         own = [torch.empty_like(value) for value in results]
-        torch._foreach_copy_(own, results)
+        _copy(own, results)
         self.done.record(stream)
         result: TrainingResult = tree_unflatten(own, self.shape)
         return result
@@ -285,7 +285,7 @@ class _Substeps:
         leaves, shape = tree_flatten(result)
         results = leaves if count is None else [value[:count] for value in leaves]
         own = [torch.empty_like(value) for value in results]
-        torch._foreach_copy_(own, results)
+        _copy(own, results)
         self.done.record(stream)
         copied: TrainingResult = tree_unflatten(own, shape)
         return copied
@@ -340,8 +340,7 @@ class _Substeps:
         moved = [(place, leaf) for place, leaf in pairs if not _same(place, leaf)]
         # What lies at the place of another tensor is copied before anything is written there.
         values = [leaf.clone() if _memory(leaf) in taken else leaf for _, leaf in moved]
-        if moved:
-            torch._foreach_copy_([place for place, _ in moved], values)
+        _copy([place for place, _ in moved], values)
         _, shape = tree_flatten(state)
         return tree_unflatten([place for place, _ in pairs], shape)
 
@@ -371,10 +370,20 @@ class _Substep(NamedTuple):
             leaves = [by_path[path] for path, _ in _paths(ordered)]
         pairs = zip(self.places, leaves, strict=True)
         moved = [(place, leaf) for place, leaf in pairs if place is not leaf]
-        if moved:
-            torch._foreach_copy_([place for place, _ in moved], [leaf for _, leaf in moved])
+        _copy([place for place, _ in moved], [leaf for _, leaf in moved])
         self.graph.replay()
         return self.state
+
+
+def _copy(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Copy values to their places: only those of one type are copied in one launch."""
+    by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for place, value in zip(places, values, strict=True):
+        to, of = by_type.setdefault(value.dtype, ([], []))
+        to.append(place)
+        of.append(value)
+    for to, of in by_type.values():
+        torch._foreach_copy_(to, of)
 
 
 def _paths(tree: Any) -> list[tuple[str, Tensor]]:
