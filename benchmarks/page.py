@@ -5,10 +5,11 @@
     python -m benchmarks.page --take cpu=a/speed.json --checks checks.txt
 
 `benchmarks/results` holds a JSON file for each machine (`h200`, `cpu`), one of an earlier run where
-the last one has not measured all tables again (`h200_earlier`), and one of each from
-before the cohort became the unit of the core (`before_h200`, `before_cpu`). On the page a table
-stands between `<!-- table MACHINE NAME -->` and `<!-- end -->`; the name "measured" stands for the
-lines that say who measured what. `--checks` takes what `make gpu` printed.
+the last one has not measured all tables again (`h200_earlier`), one of a later run that measured
+two of them again (`h200_again`), and one of each from before the cohort became the unit of the core
+(`before_h200`, `before_cpu`). On the page a table stands between `<!-- table MACHINE NAME -->` and
+`<!-- end -->`; the name "measured" stands for the lines that say who measured what. `--checks`
+takes what `make gpu` printed.
 """
 
 import argparse
