@@ -250,6 +250,21 @@ def test_the_same_command_goes_on_without_a_folder(
     lock.release()
 
 
+def test_seeds_are_added_to_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home(tmp_path))
+    words = ("compare", "one.toml", "two.toml", "rounds=2", "--engine", "Sequential")
+    succeeds(*words, "--seeds", "1", "--out", "study")
+    finished = [*Path("study").glob("*/seed-0/*.*")]
+    before = {file: file.stat().st_mtime_ns for file in finished}
+    more = succeeds(*words, "--seeds", "3", "--out", "study")
+    assert "2 of 6 runs are finished already; 4 to play." in more
+    assert {file: file.stat().st_mtime_ns for file in finished} == before
+    succeeds(*words, "--seeds", "3", "--out", "anew")
+    assert unlike(Path("study"), Path("anew")) == ["study.toml"]  # which names its folder
+    again = succeeds("resume", "study")
+    assert "6 of 6 runs are finished already; 0 to play." in again
+
+
 def test_another_study_is_refused(whole: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(whole[0].parent)
     before = times(whole[0])
@@ -260,11 +275,13 @@ def test_another_study_is_refused(whole: tuple[Path, str], monkeypatch: pytest.M
         "study holds another study:",
         "--threads: 1 there, 2 asked for",
         "two: runs there, not asked for",
-        "one: seeds 0, 1 there, 0, 1, 2 asked for; seeds cannot be added to a study yet: choose",
         "one: method.train.lr.start: 0.1 there, 0.2 asked for",
         "anyfleet resume study",
     ):
         assert told in refused.output
+    fewer = anyfleet_command("compare", "one.toml", "two.toml", "--seeds", "1", "--out", "study")
+    told = "one: seeds 0, 1 there, 0 asked for; seeds can be added to a study, but not left out"
+    assert told in " ".join(fewer.output.split())
     added = anyfleet_command("sweep", "one.toml", "method.lr=[0.1]", "--out", "study")
     assert "one, lr=0.1: asked for, not there" in added.output
     assert times(whole[0]) == before

@@ -45,12 +45,12 @@ from anyfleet.study.playing import Built
 from anyfleet.study.state_file import (
     claim,
     differences,
+    grown,
     holds_study,
     in_use,
     occupied,
     read,
     record,
-    require_same,
 )
 from anyfleet.study.workers import Crew, await_imports, hired
 from anyfleet.world import World
@@ -115,9 +115,10 @@ def resources(words: Sequence[str]) -> tuple[Resource, ...]:
 def opened(study: Study, manner: Manner) -> Iterator[OpenStudy]:
     """Begin a study in a new folder, or go on with it where its folder holds this very study.
 
-    Without a folder, it goes on in one of those that were made so before, if that holds this study
-    unfinished. Everything is checked before a folder is made. Raise StoreError if the folder holds
-    another study, or if another process plays it.
+    The study there may have fewer seeds: they are added. Without a folder, it goes on in one of
+    those that were made so before, if that holds this study unfinished. Everything is checked
+    before a folder is made. Raise StoreError if the folder holds another study, or if another
+    process plays it.
     """
     torch.set_num_threads(study.threads)
     _need_budget(study.goal)
@@ -159,6 +160,7 @@ def _unfinished(study: Study, terms: Terms) -> Path | None:
         with suppress(StoreError, ConfigError, OSError):
             there = read(folder, terms.allow)
             same = there.kind == study.kind and not any(differences(there, study))
+            same = same and not any(differences(study, there))  # nor other seeds
             if same and not in_use(folder) and standing(folder, there).left:
                 return folder
     return None
@@ -177,7 +179,8 @@ def reopened(
 ) -> Iterator[OpenStudy]:
     """Go on with the study in the folder of the manner; a goal replaces the one that it has.
 
-    Raise StoreError unless it has the same runs as the study that is asked for, if there is one.
+    If a study is asked for, the one there may have fewer seeds, which are added. Raise StoreError
+    if its runs differ otherwise.
     """
     folder = manner.out
     assert folder is not None  # the caller knows which study
@@ -185,7 +188,11 @@ def reopened(
     try:
         study = read(folder, manner.terms.allow)
         if asked is not None:
-            require_same(folder, study, asked)
+            more = grown(folder, study, asked)
+            _refuse_jobs(more, manner)
+            if more.runs() != study.runs():
+                record(folder, more)
+            study = more
         torch.set_num_threads(study.threads)
         _refuse_jobs(study, manner)
         if goal is not None and goal != study.goal:

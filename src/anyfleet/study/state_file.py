@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -173,8 +173,20 @@ def claim(folder: Path) -> Lock:
 # --- is it the same study? ----------------------------------------------------------------------
 
 
+def grown(folder: Path, there: Study, asked: Study) -> Study:
+    """Return the study in a folder with the seeds that are asked for, which may be more.
+
+    Raise StoreError, which says what differs, unless the runs are the same otherwise.
+    """
+    require_same(folder, there, asked)
+    cells = {
+        name: replace(cell, seeds=asked.cells[name].seeds) for name, cell in there.cells.items()
+    }
+    return replace(there, cells=cells)
+
+
 def require_same(folder: Path, there: Study, asked: Study) -> None:
-    """Raise StoreError, which says what differs, unless two studies have the same runs."""
+    """Raise StoreError, which says what differs, unless what is asked for has all runs there."""
     found = list(differences(there, asked))
     if not found:
         return
@@ -187,7 +199,7 @@ def require_same(folder: Path, there: Study, asked: Study) -> None:
 
 
 def differences(there: Study, asked: Study) -> Iterator[str]:
-    """Yield what differs in the runs of two studies, as texts."""
+    """Yield what differs in the runs of two studies, but for further seeds, as texts."""
     if there.threads != asked.threads:
         yield f"--threads: {there.threads} there, {asked.threads} asked for"
     for name in there.cells:
@@ -198,10 +210,10 @@ def differences(there: Study, asked: Study) -> Iterator[str]:
             yield f"{name}: asked for, not there"
             continue
         other = there.cells[name]
-        if other.seeds != cell.seeds:
+        if not set(other.seeds) <= set(cell.seeds):
             yield (
                 f"{name}: seeds {_listed(other.seeds)} there, {_listed(cell.seeds)} asked for; "
-                "seeds cannot be added to a study yet: choose another folder"
+                "seeds can be added to a study, but not left out"
             )
         before, now = dict(_flat(other.data())), dict(_flat(cell.data()))
         for path in dict.fromkeys((*before, *now)):
