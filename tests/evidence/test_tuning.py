@@ -5,7 +5,7 @@ import pytest
 from anyfleet.errors import ConfigError
 from anyfleet.evidence.items import Item, read_item
 from anyfleet.evidence.results import CellResult, Results, Series
-from anyfleet.evidence.tuning import chosen, trials, tuned, tuning_of
+from anyfleet.evidence.tuning import chosen, trials, trials_of, tuned, tuning_of
 
 ITEM = """
 title = "All methods"
@@ -106,11 +106,24 @@ def test_the_trial_that_ended_best_is_chosen_case_by_case(tmp_path: Path) -> Non
     assert chosen(item, equal) == {("even", "stc"): 0.01}
 
 
+def test_the_worst_of_several_trials_counts(tmp_path: Path) -> None:
+    """A value with which one of two runs diverges is none to choose."""
+    item = made(tmp_path, ITEM.replace("seed = 100", "seed = 100\ntrials = 2"))
+    assert (trials(item).seeds, trials_of(item)) == (2, 4)
+    results = tried(
+        cell("even", "stc, lr=0.01 (trial)", {100: series(0.5), 101: series(0.4)}),
+        cell("even", "stc, lr=0.1 (trial)", {100: series(0.9), 101: series(0.1)}),
+    )
+    assert chosen(item, results) == {("even", "stc"): 0.01}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
         ("values = [0.01, 0.1]", "values = [0.01]", "length >= 2"),
         ("seed = 100", "seed = 1", "1 is the seed of a run"),
+        ("seed = 100", "seed = -1\ntrials = 2", "0 is the seed of a run"),
+        ("seed = 100", "seed = 100\ntrials = 0", ">= 1"),
         ("length = 0.7", "length = 1.0", "< 1"),
         ("[run]\nrounds = 3", "[run]", "must be given"),
         ('baseline = "fedavg"', "", "must name a method"),

@@ -34,7 +34,7 @@ from anyfleet.evidence.reproducing import (
     results_of,
 )
 from anyfleet.evidence.results import Results, write_results
-from anyfleet.evidence.tuning import chosen, trials, tuned
+from anyfleet.evidence.tuning import chosen, trials, trials_of, tuned
 from anyfleet.evidence.verdicts import verdicts
 from anyfleet.study.state_file import holds_study
 
@@ -150,9 +150,9 @@ def reproduce_tuned(library: Library, item: Item, asked: Asked, manner: Manner) 
         told = f"the methods of {item.name} have budgets in common: all of them are run."
         raise typer.BadParameter(told, param_hint="--method")
     extent = asked.extent(item)
-    first = _played(
-        library, trials(item), replace(extent, seeds=1), asked, _inside(manner, "trials")
-    )
+    tried = trials(item)
+    few = replace(extent, seeds=1 if asked.quick else tried.seeds)
+    first = _played(library, tried, few, asked, _inside(manner, "trials"))
     best = tuned(item, chosen(item, first))
     last = _played(library, best, extent, asked, _inside(manner, "runs"))
     results = replace_struct(last, cells={**first.cells, **last.cells})
@@ -253,7 +253,7 @@ def list_items(start: str, *, json: bool) -> None:
         standing = standing_of(item, library.results(name), made, known)
         rounds = sorted({experiment.rounds for experiment in made.values()})
         told = "–" if not rounds else "–".join(dict.fromkeys(map(str, (rounds[0], rounds[-1]))))
-        each = item.seeds + len(item.tuning.get("values", ()))  # runs, and trials of tuned methods
+        each = item.seeds + trials_of(item)
         count = standing.distinct * each
         runs = str(count) if made else "–"
         if json:

@@ -18,7 +18,7 @@ from anyfleet.evidence.fleet_facts import FleetFacts, facts_of
 from anyfleet.evidence.items import Case, Column, Item
 from anyfleet.evidence.measured import found, score_at
 from anyfleet.evidence.results import CellResult, Results, Series
-from anyfleet.evidence.tuning import Tuning, chosen, tuned, tuning_of
+from anyfleet.evidence.tuning import Tuning, chosen, trials_of, tuned, tuning_of
 from anyfleet.experiment import from_source
 
 BUDGETS = ("seconds", "joules", "bytes")
@@ -133,7 +133,7 @@ def compare(item: Item, results: Results, *, quick: bool = False) -> Comparison:
                 spent = own[column.name].minutes + _minutes(results, tuning, case, column)
                 row = msgspec.structs.replace(
                     row,
-                    trials=len(tuning.values),
+                    trials=trials_of(item),
                     value=values[case.name, column.name],
                     minutes=_short(spent),
                 )

@@ -126,10 +126,13 @@ def _protocol(item: Item, comparison: Comparison) -> Iterator[str]:
     values = ", ".join(f"{value:g}" for value in tuning.values)
     yield "## Protocol"
     yield ""
+    several = tuning.trials > 1
+    seeds = f"seed{'s' if several else ''} {' and '.join(map(str, tuning.seeds))}"
     yield (
-        f"- Every method has {len(tuning.values)} trials in every case: `{tuning.key}` from "
-        f"{values}, {100 * tuning.length:g} % of its rounds, seed {tuning.seed}. The trial with "
-        f"the best last score wins. In all {tried} trials."
+        f"- Every method has {len(tuning.values) * tuning.trials} trials in every case: "
+        f"`{tuning.key}` from {values}, {seeds}, {100 * tuning.length:g} % of its rounds. The "
+        f"value {'whose worst trial' if several else 'whose trial'} has the best last score wins. "
+        f"In all {tried} trials."
     )
     tuned = [row.value for row in comparison.rows if row.value is not None]
     largest, smallest = (tuned.count(edge(tuning.values)) for edge in (max, min))

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from anyfleet.core.local_training import local_steps, samples_processed
 from anyfleet.core.slots import Select
 from anyfleet.evidence.items import Item
+from anyfleet.evidence.tuning import trials_of
 from anyfleet.experiment import Experiment
 from anyfleet.names import Factory
 from anyfleet.parts.select import Everyone
@@ -66,7 +67,7 @@ def flops_of(item: Item, experiments: Iterable[Experiment]) -> float | None:
     """
     runs = item.seeds
     if item.tuning:
-        runs += item.tuning["length"] * len(item.tuning["values"])
+        runs += item.tuning["length"] * trials_of(item)
     found = [run_flops(experiment) for experiment in experiments]
     return None if None in found else runs * sum(each for each in found if each is not None)
 

@@ -1,8 +1,9 @@
 """Tuning: every method of an item has the same number of trials in every case.
 
-An item with a table `[tuning]` is played twice: first its trials, one for each value of a setting,
-with a seed of their own; then the item itself, in which every method has, case by case, the value
-whose trial ended best. Both are items, so that all that plays and keeps items plays and keeps them.
+An item with a table `[tuning]` is played twice: first its trials, some for each value of a setting,
+with seeds of their own; then the item itself, in which every method has, case by case, the value
+whose worst trial ended best. Both are items, so that all that plays and keeps items plays and keeps
+them.
 """
 
 import math
@@ -26,8 +27,14 @@ class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str  # of run files: the setting that is tried
     values: Annotated[tuple[float, ...], msgspec.Meta(min_length=2)]
     length: Annotated[float, msgspec.Meta(gt=0, lt=1)]  # of a trial, as a share of the run's rounds
-    seed: int  # of all trials, and of no other run
+    seed: int  # of the first trial of each value, and of no other run
     budget: Annotated[float, msgspec.Meta(gt=0, le=1)]  # of the baseline's spending: the budgets
+    trials: Annotated[int, msgspec.Meta(ge=1)] = 1  # of each value, with seeds counted up
+
+    @property
+    def seeds(self) -> range:
+        """The seeds of the trials of each value."""
+        return range(self.seed, self.seed + self.trials)
 
     def trial(self, method: str, value: float) -> str:
         """Return the name of a trial among the methods of an item."""
@@ -49,17 +56,25 @@ def tuning_of(item: Item) -> Tuning:
         problems.append(Problem(f"{item.name}: baseline", "must name a method: it sets budgets."))
     if "rounds" not in item.run:
         problems.append(Problem(f"{item.name}: run.rounds", "must be given: trials have a share."))
-    seeds = range(item.run.get("seed", 0), item.run.get("seed", 0) + item.seeds)
-    if found.seed in seeds:
-        told = f"{found.seed} is the seed of a run; trials need one of their own."
+    runs = range(item.run.get("seed", 0), item.run.get("seed", 0) + item.seeds)
+    if shared := [seed for seed in found.seeds if seed in runs]:
+        told = f"{shared[0]} is the seed of a run; trials need others."
         problems.append(Problem(f"{item.name}: tuning.seed", told))
     if problems:
         raise ConfigError(problems)
     return found
 
 
+def trials_of(item: Item) -> int:
+    """Return how many trials each method has in a case; 0 where nothing is tuned."""
+    if not item.tuning:
+        return 0
+    tuning = tuning_of(item)
+    return len(tuning.values) * tuning.trials
+
+
 def trials(item: Item) -> Item:
-    """Return the trials of an item, as an item: one method for each value of each method."""
+    """Return the trials of an item, as an item: a method for each value of each method."""
     tuning = tuning_of(item)
     columns = {
         tuning.trial(name, value): Column(
@@ -75,7 +90,7 @@ def trials(item: Item) -> Item:
         for name, column in item.methods.items()
         for value in tuning.values
     }
-    return replace(item, methods=columns, baseline=None, seeds=1, tuning={})
+    return replace(item, methods=columns, baseline=None, seeds=tuning.trials, tuning={})
 
 
 def _rounds(item: Item, column: Column, tuning: Tuning) -> int:
@@ -84,7 +99,7 @@ def _rounds(item: Item, column: Column, tuning: Tuning) -> int:
 
 
 def chosen(item: Item, results: Results) -> dict[Key, float]:
-    """Return for each case and method the value whose trial ended best, the first of equal ones.
+    """Return for each case and method the value whose worst trial ended best, the first of equals.
 
     A trial that ended without a number counts as the worst. A method is left out of the cases in
     which some of its trials are missing.
@@ -101,7 +116,7 @@ def chosen(item: Item, results: Results) -> dict[Key, float]:
 
 
 def _score(runs: Mapping[int, Series]) -> float:
-    """Return where a trial ended, more being better; minus infinity if it has no number."""
+    """Return where the worst trial ended, more being better; minus infinity without a number."""
     ends = []
     for run in runs.values():
         found = amount_of(run, "score", None)
