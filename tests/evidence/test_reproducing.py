@@ -68,6 +68,26 @@ def test_a_method_can_be_played_alone(library: Library) -> None:
     assert [cell.command for cell in results.cells.values()] == [told]
 
 
+def test_only_what_is_missing_may_be_played(library: Library) -> None:
+    options = ("--case", "even", "--jobs", "1", "--engine", "Sequential")
+    command(NAME, "--seeds", "1", *options)
+    before = library.results(NAME)
+    told = command(NAME, "--seeds", "3", "--missing", "--json", *options)
+    lines = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+    assert {line["seed"] for line in lines if "seed" in line} == {1, 2}
+    after = library.results(NAME)
+    assert before is not None
+    assert after is not None
+    ((digest, cell),) = after.cells.items()
+    assert [*cell.runs] == [0, 1, 2]
+    assert cell.runs[0] == before.cells[digest].runs[0]
+    again = command(NAME, "--seeds", "3", "--missing", *options)
+    assert "Not played again: all results are there of 1 of 1 cells." in again
+    assert library.results(NAME) == after
+    both = CliRunner().invoke(app, ["reproduce", NAME, "--missing", "--quick"])
+    assert (both.exit_code, "leave one of them out" in both.output) == (2, True)
+
+
 def test_a_recipe_that_changes_makes_its_results_stale(library: Library) -> None:
     command(NAME, "--seeds", "1", "--case", "even", "--jobs", "1", "--engine", "Sequential")
     file = Path(f"recipes/{NAME}.toml")

@@ -473,6 +473,9 @@ def reproduce(
     quick: Annotated[
         bool, typer.Option("--quick", help="Play small runs for a look; write no result file.")
     ] = False,
+    missing: Annotated[
+        bool, typer.Option("--missing", help="Play only runs that the result file lacks.")
+    ] = False,
     seeds: Annotated[
         int | None,
         typer.Option(min=1, help="Runs of each cell.", show_default="as the item says; quick: 2"),
@@ -507,11 +510,14 @@ def reproduce(
     if list_ or item is None:
         list_items(item or "", json=json)
         return
+    if missing and quick:
+        raise typer.BadParameter("A --quick look has no result file: leave one of them out.")
     asked = Asked(
         seeds=seeds,
         cases=tuple(case or ()),
         methods=tuple(method or ()),
         quick=quick,
+        missing=missing,
         threads=threads,
         device=device,
         engine=engine,

@@ -49,6 +49,7 @@ class Asked:
     cases: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
     quick: bool = False
+    missing: bool = False  # only what the result file lacks
     threads: int = 1
     device: str | None = None
     engine: str | None = None
@@ -102,7 +103,12 @@ def reproduce_item(name: str, asked: Asked, manner: Manner) -> None:
         threads=asked.threads,
         over=asked.over(),
         elsewhere=None if asked.quick else library.cells(),
+        there=library.results(name) if asked.missing else None,
     )
+    if asked_for.known:
+        every = len(asked_for.known) + len(asked_for.names) + len(asked_for.shared)
+        told = f"all results are there of {len(asked_for.known)} of {every} cells."
+        show(errors(), f"Not played again: {told}")
     if asked_for.shared:
         owners = ", ".join(dict.fromkeys(asked_for.shared.values()))
         told = f"{len(asked_for.shared)} cells are results of {owners}: they are not played again."
@@ -146,6 +152,9 @@ def reproduce_tuned(library: Library, item: Item, asked: Asked, manner: Manner) 
 
     Both studies lie in the folder of the command if it names one.
     """
+    if asked.missing:
+        told = f"is not for {item.name}, whose methods are tuned first: --out goes on with it."
+        raise typer.BadParameter(told, param_hint="--missing")
     if asked.methods:
         told = f"the methods of {item.name} have budgets in common: all of them are run."
         raise typer.BadParameter(told, param_hint="--method")

@@ -31,6 +31,7 @@ result files that `anyfleet reproduce` writes (`evidence/`): nobody types a numb
     anyfleet reproduce --list                   # all items, what each takes, and where it stands
     anyfleet reproduce thesis/table_3_1         # play it, and write the result file
     anyfleet reproduce thesis/table_3_1 --quick # a look in seconds; nothing is written
+    anyfleet reproduce thesis/table_3_1 --missing # only runs that the result file lacks
 
 An item that was not run says how much computing it takes: hours of one core at 20 GFLOP/s, which
 cores of servers reach with networks of some size; small networks take several times as long. What

@@ -5,7 +5,7 @@ import math
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from os import environ
 from pathlib import Path
@@ -46,6 +46,7 @@ class Reproduction:
     study: Study
     names: Mapping[Key, str]  # of the cell of the study that each case with each method is
     shared: Mapping[Key, str] = field(default_factory=dict)  # items that have the results already
+    known: tuple[Key, ...] = ()  # of which all results are there, where only others were asked for
 
     @property
     def identity(self) -> str:
@@ -61,12 +62,13 @@ def reproduction(
     threads: int = 1,
     over: Mapping[str, Any] | None = None,
     elsewhere: Cells | None = None,
+    there: Results | None = None,
 ) -> Reproduction:
     """Return an item as a study; `over` names an engine and a device of torch.
 
-    Experiments whose seeds are all among the results of other items, `elsewhere`, are left out.
-    Raise ConfigError with all that is wrong with its experiments, and for cases and methods that it
-    lacks.
+    Experiments whose seeds are all among the results of other items, `elsewhere`, are left out, and
+    so is every run whose result is among those that are `there` already. Raise ConfigError with all
+    that is wrong with its experiments, and for cases and methods that it lacks.
     """
     require_known(item, extent)
     methods = [name for column in extent.methods for name in item.best.get(column, (column,))]
@@ -74,6 +76,7 @@ def reproduction(
     names: dict[Key, str] = {}
     known_as: dict[str, str] = {}  # names by digest
     shared: dict[Key, str] = {}
+    known: list[Key] = []
     problems: list[Problem] = []
     for case, column in item.pairs():
         if extent.cases and case.name not in extent.cases:
@@ -89,13 +92,25 @@ def reproduction(
         if owner := _owner(item, experiment, extent.seeds, elsewhere or {}):
             shared[case.name, column.name] = owner
             continue
+        seeds = _left(item, experiment, extent.seeds, there)
+        if not seeds:
+            known.append((case.name, column.name))
+            continue
         same = known_as.setdefault(digest(experiment), name)
         names[case.name, column.name] = same
         if same == name:
-            cells[name] = _cell(experiment, extent.seeds, item.home)
+            cells[name] = _cell(experiment, seeds, item.home)
     if problems:
         raise ConfigError(problems)
-    return Reproduction(item, Study(cells, "reproduce", threads, Goal()), names, shared)
+    study = Study(cells, "reproduce", threads, Goal())
+    return Reproduction(item, study, names, shared, tuple(known))
+
+
+def _left(item: Item, experiment: Experiment, count: int, there: Results | None) -> tuple[int, ...]:
+    """Return the seeds of so many whose results are not among those that are there."""
+    cell = there.cells.get(digest(experiment)) if there is not None else None
+    known = cell.runs if cell is not None and serves(item, cell) else {}
+    return tuple(seed for seed in _seeds(experiment, count) if seed not in known)
 
 
 def _owner(item: Item, experiment: Experiment, seeds: int, elsewhere: Cells) -> str:
@@ -121,13 +136,13 @@ def require_known(item: Item, extent: Extent) -> None:
         raise ConfigError(unknown)
 
 
-def _cell(experiment: Experiment, count: int, home: Path | None) -> Cell:
+def _cell(experiment: Experiment, seeds: tuple[int, ...], home: Path | None) -> Cell:
     open_ = tuple(
         key
         for key, value in (("engine", experiment.engine), ("device", experiment.device))
         if value == "auto"
     )
-    return Cell(experiment, _seeds(experiment, count), (), home, open_)
+    return Cell(replace(experiment, seed=seeds[0]), seeds, (), home, open_)
 
 
 def _seeds(experiment: Experiment, count: int) -> tuple[int, ...]:
