@@ -206,7 +206,7 @@ def of_method(method: Method) -> Experiment:
     return replace(SHORT, method=method)
 
 
-def test_runs_of_equal_shape_differ_in_seeds_and_numbers_of_the_method(tmp_path: Path) -> None:
+def test_runs_of_equal_shape_differ_in_seeds_and_numbers_of_the_method() -> None:
     fedavg = of_method(methods.fedavg(lr=0.1, count=3))
     same = (
         replace(fedavg, seed=3),
@@ -225,7 +225,7 @@ def test_runs_of_equal_shape_differ_in_seeds_and_numbers_of_the_method(tmp_path:
     assert shape(written(widths[0])) != shape(written(widths[1]))
     cells = {"a": Cell(fedavg, (0, 1)), "b": Cell(others[0], (0,)), "c": Cell(same[2], (0,))}
     study = Study(cells)
-    found = grouped(study, tmp_path, study.runs())
+    found = grouped(study, study.runs())
     assert [[str(run) for run in group] for group in found] == [
         ["a/seed-0", "c/seed-0", "a/seed-1"],
         ["b/seed-0"],

@@ -7,7 +7,7 @@ import pytest
 
 from anyfleet.store import Terms, read_rounds
 from anyfleet.study import Sources, Study, cells_of
-from anyfleet.study.events import Ended
+from anyfleet.study.events import Advanced, Begun, Ended
 from anyfleet.study.playing import Player, complete, grouped
 from tests.study.test_study import OTHER
 
@@ -36,11 +36,32 @@ def study(folder: Path, one: str, two: str, allow: tuple[str, ...] = ()) -> Stud
 def test_runs_of_equal_shape_are_played_together_and_all_are_finished(tmp_path: Path) -> None:
     other = OTHER.replace("lr = 0.1", "lr = 1\nepochs = 2\nbatch_size = 7").replace("= 3", "= 2")
     found = study(tmp_path, OTHER, other)
-    (group,) = grouped(found, tmp_path / "out", found.runs())
+    (group,) = grouped(found, found.runs())
     assert len(group) == 4
     events = list(Player(tmp_path / "out", found, Terms()).play(group))
     assert [each.how for each in events if isinstance(each, Ended)] == ["finished"] * 4
     assert all(complete(tmp_path / "out", run) for run in group)
+
+
+def test_runs_at_different_rounds_go_on_together(tmp_path: Path) -> None:
+    """A kill leaves them a round apart, which must not make them go on one after the other."""
+    found = study(tmp_path, OTHER, OTHER.replace("lr = 0.1", "lr = 0.2"))
+    for _ in Player(tmp_path / "whole", found, Terms()).play(found.runs()):
+        pass
+    first, out = found.runs()[0], tmp_path / "out"
+    ahead = Player(out, found, Terms()).play([first])
+    next(event for event in ahead if isinstance(event, Advanced))
+    ahead.close()
+    assert len(read_rounds(out / first.folder)) == 1
+    (group,) = grouped(found, found.runs())
+    events = list(Player(out, found, Terms()).play(group))
+    assert {event.run: event.rounds for event in events if isinstance(event, Begun)} == {
+        run: int(run == first) for run in group
+    }
+    for run in group:
+        one, two = (read_rounds(tmp_path / name / run.folder) for name in ("whole", "out"))
+        assert [each.time for each in one] == [each.time for each in two]
+        assert [each.loss for each in one] == pytest.approx([each.loss for each in two], rel=1e-4)
 
 
 def test_a_run_that_fails_takes_none_of_those_beside_it_down(

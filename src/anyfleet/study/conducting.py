@@ -62,7 +62,7 @@ def conduct(
     here = [run for run in left if study.cells[run.name].experiment.device.startswith("cuda")]
     others = [run for run in left if run not in here]
     player = Player(folder, study, means.terms, built)
-    for group in grouped(study, folder, here):
+    for group in grouped(study, here):
         yield from player.play(group)
     jobs = min(means.jobs, len(others))
     if jobs > 1:

@@ -216,16 +216,14 @@ def _told(error: Exception) -> tuple[str, str]:
 # --- which runs can be played together ------------------------------------------------------------
 
 
-def grouped(study: Study, folder: Path, runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
+def grouped(study: Study, runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
     """Return runs in groups of equal shape: they differ only in seeds and in numbers of the method.
 
-    Runs that stand at different rounds are not played together.
+    They may stand at different rounds: each goes on from its own.
     """
     groups: dict[str, list[PlannedRun]] = {}
     for run in runs:
-        home = folder / run.folder
-        done = len(read_rounds(home)) if (home / ENVIRONMENT).is_file() else 0
-        groups.setdefault(f"{done} {shape(study.cells[run.name].data())}", []).append(run)
+        groups.setdefault(shape(study.cells[run.name].data()), []).append(run)
     return [
         group[first : first + MOST_TOGETHER]
         for group in groups.values()
