@@ -193,7 +193,8 @@ def counted_parts(chosen: Chosen, sizes: tuple[int, ...]) -> tuple[Tensor, Tenso
     if chosen.where is None:
         running, until, counts = _running(flags, known)
         # The running count is reached first where the last flag is.
-        last = torch.searchsorted(running, until) + 1 - known.begins
+        # In the type of the many, which would be copied into the other's.
+        last = torch.searchsorted(running, until.to(running.dtype)) + 1 - known.begins
         return counts, last * (counts > 0)
     where = chosen.where.numpy()
     begins = np.arange(shape[0])[:, None] * flags.shape[1] + known.begins.numpy()
