@@ -62,7 +62,7 @@ def test_a_sweep_that_is_killed_goes_on_and_plays_nothing_finished_again(tmp_pat
     assert [len(read_rounds(run)) for run in runs(study)] == [*[400] * 4, *[4] * 4]
 
 
-def test_each_run_of_a_sweep_is_its_own_single_run(tmp_path: Path) -> None:
+def test_runs_of_a_sweep_are_single_runs(tmp_path: Path) -> None:
     folder = home(tmp_path)
     (folder / "long.toml").write_text(RUN_FILE)
     shown(folder, *WORDS)

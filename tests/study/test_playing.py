@@ -64,6 +64,21 @@ def test_runs_at_different_rounds_go_on_together(tmp_path: Path) -> None:
         assert [each.loss for each in one] == pytest.approx([each.loss for each in two], rel=1e-4)
 
 
+def test_a_run_that_cannot_be_opened_takes_none_of_those_beside_it_down(tmp_path: Path) -> None:
+    found, out = study(tmp_path, OTHER, OTHER.replace("lr = 0.1", "lr = 0.2")), tmp_path / "out"
+    first, *others = found.runs()
+    ahead = Player(out, found, Terms()).play([first])
+    next(event for event in ahead if isinstance(event, Advanced))
+    ahead.close()
+    file = out / first.folder / "environment.json"
+    file.write_text(file.read_text().replace('"torch": "', '"torch": "9'))
+    events = list(Player(out, found, Terms()).play(found.runs()))
+    ended = {each.run: each for each in events if isinstance(each, Ended)}
+    assert ended[first].how == "failed"
+    assert "torch" in ended[first].told
+    assert [ended[run].how for run in others] == ["finished"] * 3
+
+
 def test_a_run_that_fails_takes_none_of_those_beside_it_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

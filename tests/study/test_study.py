@@ -263,6 +263,14 @@ def test_seeds_are_added_to_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert unlike(Path("study"), Path("anew")) == ["study.toml"]  # which names its folder
     again = succeeds("resume", "study")
     assert "6 of 6 runs are finished already; 0 to play." in again
+    state = Path("study/study.toml").read_bytes()
+    refused = anyfleet_command(*words, "--seeds", "4", "--out", "study", "--metric", "nothing")
+    assert refused.exit_code == 2
+    assert Path("study/study.toml").read_bytes() == state
+    # Another number of seeds without --out is another study, also if the first is unfinished.
+    succeeds(*words, "--seeds", "1")
+    shutil.rmtree("runs/compare/one/seed-0")
+    assert "Folder: runs/compare-2\n" in succeeds(*words, "--seeds", "2")
 
 
 def test_another_study_is_refused(whole: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,7 +157,7 @@ Seeds = Annotated[int, typer.Option(min=1, help="Runs of each file, with seeds f
 StudyOut = Annotated[
     Path | None,
     typer.Option(
-        help="The folder to write; must be new or empty, or hold this very study, which goes on.",
+        help="The folder to write; must be new or empty, or hold this study, which goes on.",
         show_default="a new one in runs/",
     ),
 ]
@@ -511,7 +511,7 @@ def reproduce(
         list_items(item or "", json=json)
         return
     if missing and quick:
-        raise typer.BadParameter("A --quick look has no result file: leave one of them out.")
+        raise typer.BadParameter("A --quick look has no result file: leave --missing out.")
     asked = Asked(
         seeds=seeds,
         cases=tuple(case or ()),

@@ -186,13 +186,9 @@ def reopened(
     assert folder is not None  # the caller knows which study
     lock = Lock(folder)
     try:
-        study = read(folder, manner.terms.allow)
+        there = study = read(folder, manner.terms.allow)
         if asked is not None:
-            more = grown(folder, study, asked)
-            _refuse_jobs(more, manner)
-            if more.runs() != study.runs():
-                record(folder, more)
-            study = more
+            study = grown(folder, there, asked)
         torch.set_num_threads(study.threads)
         _refuse_jobs(study, manner)
         if goal is not None and goal != study.goal:
@@ -201,6 +197,8 @@ def reopened(
             need_reference(goal, list(study.cells))
             _need_width(study.cells, goal)
             _need_metric(study)
+        # When nothing can be refused any more.
+        if study.goal != there.goal or study.runs() != there.runs():
             record(folder, study)
         yield OpenStudy(folder, study, lock, manner)
     finally:
@@ -314,13 +312,16 @@ def tell(
         show(screen, line)
 
 
-def conclude(opened: OpenStudy, outcome: Outcome, results: bytes | None = None) -> None:
+def conclude(
+    opened: OpenStudy, outcome: Outcome, results: bytes | None = None, again: str = ""
+) -> None:
     """Say how to go on if runs are left; exit with a code that says so, too.
 
-    `results` is what the last line of JSON holds; None: what `tell` has written.
+    `results` is what the last line of JSON holds; None: what `tell` has written. `again` is the
+    command that goes on, if it is not `resume`.
     """
     folder = opened.folder
-    again = resumption(folder, opened.manner.terms.allow)
+    again = again or resumption(folder, opened.manner.terms.allow)
     if opened.manner.json:
         if results is None:
             results = (folder / "results.json").read_bytes() if outcome.finished else b"null"

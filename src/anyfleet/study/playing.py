@@ -100,13 +100,20 @@ class Player:
         opened: list[_Opened] = []
         errors: dict[int, Exception] = {}  # of single runs, by number
         with ExitStack() as stack:
-            for number, run in enumerate(runs):
-                each, told = self._open(run)
-                stack.push(partial(_closed, each.recording, errors, number))
+            for run in runs:
+                try:
+                    each, told = self._open(run)
+                except Exception as error:
+                    if len(runs) == 1:
+                        raise
+                    ended.add(run)
+                    yield Ended(run, "failed", *_told(error))
+                    continue
+                stack.push(partial(_closed, each.recording, errors, len(opened)))
                 opened.append(each)
                 yield from (Noted(f"{run}: {text}") for text in told)
                 yield Begun(run, len(each.recording.records))
-            last = [time.monotonic()] * len(runs)  # result of each, or its beginning
+            last = [time.monotonic()] * len(opened)  # result of each, or its beginning
             results = play_together(
                 [each.prepared for each in opened], [each.state for each in opened]
             )
@@ -114,7 +121,7 @@ class Player:
                 for number, result in results:
                     opened[number].recording.append(result)
                     before, last[number] = last[number], time.monotonic()
-                    yield _advanced(runs[number], result, last[number] - before)
+                    yield _advanced(opened[number].run, result, last[number] - before)
             except FailedRuns as failed:
                 errors.update(failed.errors)
         for number, each in enumerate(opened):

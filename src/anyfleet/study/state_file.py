@@ -179,10 +179,17 @@ def grown(folder: Path, there: Study, asked: Study) -> Study:
     Raise StoreError, which says what differs, unless the runs are the same otherwise.
     """
     require_same(folder, there, asked)
-    cells = {
-        name: replace(cell, seeds=asked.cells[name].seeds) for name, cell in there.cells.items()
-    }
-    return replace(there, cells=cells)
+    return replace(
+        there,
+        cells={name: _seeded(cell, asked.cells[name].seeds) for name, cell in there.cells.items()},
+    )
+
+
+def _seeded(cell: Cell, seeds: tuple[int, ...]) -> Cell:
+    """Return an experiment of a study with these seeds."""
+    if set(seeds) == set(cell.seeds):
+        return cell
+    return replace(cell, experiment=replace(cell.experiment, seed=seeds[0]), seeds=seeds)
 
 
 def require_same(folder: Path, there: Study, asked: Study) -> None:
