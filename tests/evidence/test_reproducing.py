@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from anyfleet.evidence.library import Library
 from anyfleet.evidence.measured import found
 from anyfleet.evidence.pages import item_page, standing_of
 from anyfleet.evidence.reproducing import Extent, reproduction
-from anyfleet.evidence.results import CellResult, Results, Series, read_results
+from anyfleet.evidence.results import CellResult, Results, Series, read_results, write_results
 from tests.evidence.test_items import ITEM
 
 NAME = "thesis/table_9"
@@ -84,8 +85,20 @@ def test_only_what_is_missing_may_be_played(library: Library) -> None:
     again = command(NAME, "--seeds", "3", "--missing", *options)
     assert "Not played again: all results are there of 1 of 1 cells." in again
     assert library.results(NAME) == after
+    # One that was stopped goes on: what it has is in the result file, and in its folder.
+    partial = replace(cell, runs={seed: cell.runs[seed] for seed in (0, 1)})
+    write_results(library.result_file(NAME), Results(NAME, cells={digest: partial}))
+    (study,) = Path("runs").glob("*_missing_*")
+    (last,) = study.glob("*/seed-2")
+    shutil.rmtree(last)
+    told = command(NAME, "--seeds", "3", "--missing", *options)
+    assert f"Going on in {study}" in told
+    assert "1 of 2 runs are finished already" in told  # seed 0 was known before
+    found_again = library.results(NAME)
+    assert found_again is not None
+    assert found_again.cells[digest].runs == cell.runs
     both = CliRunner().invoke(app, ["reproduce", NAME, "--missing", "--quick"])
-    assert (both.exit_code, "leave one of them out" in both.output) == (2, True)
+    assert (both.exit_code, "leave --missing out" in both.output) == (2, True)
 
 
 def test_a_recipe_that_changes_makes_its_results_stale(library: Library) -> None:
@@ -176,6 +189,19 @@ def test_a_repeated_command_may_add_diagnostics() -> None:
     more = {seed: replace(run, diagnostics={"loss": (0.5,)}) for seed, run in first.runs.items()}
     found = first.joined(replace(cell({}, 0.0, "def"), runs={1: more[1]}))
     assert (found.commit, found.minutes, found.runs) == ("abc", 2.0, {0: first.runs[0], 1: more[1]})
+
+
+def test_a_result_keeps_the_cases_that_no_later_one_takes() -> None:
+    """A recipe changes one of two cases that shared an experiment."""
+    before = replace(cell({0: 0.5}), also=(("skewed", "FedAvg"),))
+    later = replace(cell({0: 0.6}), digest="other", case="skewed")
+    joined = Results(NAME, cells={before.digest: before}).joined(
+        Results(NAME, cells={"other": later})
+    )
+    assert {key: each.places() for key, each in joined.cells.items()} == {
+        before.digest: (("even", "FedAvg"),),
+        "other": (("skewed", "FedAvg"),),
+    }
 
 
 def test_a_later_configuration_replaces_an_earlier_one() -> None:

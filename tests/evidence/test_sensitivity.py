@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from anyfleet.evidence.items import Case, Claim, Column, Item, Scale
 from anyfleet.evidence.measured import Found
@@ -90,6 +91,41 @@ def test_runs_that_ended_at_the_target_tell_nothing_of_what_comes_after_it() -> 
     assert gains(found.item, found.there, verdict)[-2:] == [verdict.gain, verdict.gain]
     shifted = standing(run([0.1, 0.51]), on)
     assert gains(shifted.item, shifted.there, shifted.verdicts[0])[-1] is None  # to 52 %
+    # A seed that happens to be beyond it would stand for all.
+    cells = dict(shifted.there.cells)
+    lucky = {0: run([0.1, 0.51]), 1: run([0.1, 0.6])}
+    cells["case", "new"] = replace(cells["case", "new"], runs=lucky)
+    (verdict,) = verdicts(shifted.item, Found(cells))
+    assert [each is None for each in gains(shifted.item, Found(cells), verdict)] == [
+        *(False, False, False, True)
+    ]
+
+
+def test_a_variant_that_goes_on_does_not_stand_for_one_that_ended() -> None:
+    asked = Item(
+        *("papers/figure", "title", "Figure 1", Scale(4, 10, 1), 2, ("rounds",)),
+        {"case": Case("case", target=0.5)},
+        {name: Column(name, {}) for name in ("new, a", "new, b", "old")},
+        (Claim("new is better", "new", ("old",), "rounds", ("case",)),),
+        best={"new": ("new, a", "new, b")},
+    )
+    series = {
+        "new, a": run([0.1, 0.6]),
+        "new, b": run([0.1] * 8),
+        "old": run([*[0.1] * 4, *[0.6] * 4]),
+    }
+    cells = {
+        ("case", name): CellResult(
+            *(name, "case", name, 4, 10, "a machine", "2026-11-17", "abc", 1.0),
+            dict.fromkeys(range(2), each),
+        )
+        for name, each in series.items()
+    }
+    (verdict,) = verdicts(asked, Found(cells))
+    assert verdict.gain is not None
+    assert verdict.gain.mean == 2.5
+    (smooth,) = smoothed(asked, Found(cells), 2)
+    assert smooth.gain is None
 
 
 def test_a_page_tells_what_a_smoothed_curve_says() -> None:

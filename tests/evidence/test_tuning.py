@@ -115,6 +115,12 @@ def test_the_worst_of_several_trials_counts(tmp_path: Path) -> None:
         cell("even", "stc, lr=0.1 (trial)", {100: series(0.9), 101: series(0.1)}),
     )
     assert chosen(item, results) == {("even", "stc"): 0.01}
+    assert chosen(item, results, quick=True) == {("even", "stc"): 0.1}  # one trial of each
+    fewer = tried(
+        cell("even", "stc, lr=0.01 (trial)", {100: series(0.5), 101: series(0.4)}),
+        cell("even", "stc, lr=0.1 (trial)", {100: series(0.9)}),
+    )
+    assert not chosen(item, fewer)
 
 
 @pytest.mark.parametrize(

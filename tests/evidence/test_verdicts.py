@@ -485,9 +485,9 @@ def test_the_numbers_of_the_document_keep_their_digits() -> None:
 
 def test_a_page_without_numbers_of_the_document_says_so() -> None:
     asked = item("best", cases={"case": Case("case")}, explains="papers/other", about="What it is.")
-    page = item_page(standing(asked, [run([0.6])] * 3, [run([0.5])] * 3))
+    page = item_page(standing(asked, [run([0.6] * 4)] * 3, [run([0.5] * 3)] * 3))
     assert "An experiment of ours on [papers/other](other.md).\n\nWhat it is.\n" in page
-    assert "| case | **60.00 % ± 0.00 %** |" in page
+    assert "| case | **60.00 % ± 0.00 %** | **50.00 % ± 0.00 %**, ended early |" in page
     assert "The document does not print these numbers; ours are in bold" in page
 
 

@@ -3,6 +3,7 @@
 import shlex
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ from anyfleet.evidence.reproducing import (
 from anyfleet.evidence.results import Results, write_results
 from anyfleet.evidence.tuning import chosen, trials, trials_of, tuned
 from anyfleet.evidence.verdicts import verdicts
-from anyfleet.study.state_file import holds_study
+from anyfleet.study import standing
+from anyfleet.study.state_file import holds_study, read
 
 _QUICK_SEEDS = 2
 
@@ -97,14 +99,7 @@ def reproduce_item(name: str, asked: Asked, manner: Manner) -> None:
     if item.tuning:
         reproduce_tuned(library, item, asked, manner)
         return
-    asked_for = reproduction(
-        item,
-        asked.extent(item),
-        threads=asked.threads,
-        over=asked.over(),
-        elsewhere=None if asked.quick else library.cells(),
-        there=library.results(name) if asked.missing else None,
-    )
+    asked_for, out = _wanted(library, item, asked, manner)
     if asked_for.known:
         every = len(asked_for.known) + len(asked_for.names) + len(asked_for.shared)
         told = f"all results are there of {len(asked_for.known)} of {every} cells."
@@ -120,7 +115,6 @@ def reproduce_item(name: str, asked: Asked, manner: Manner) -> None:
         else:
             console().print(Markdown(item_page(standing)))
         return
-    out = manner.out or _folder(asked_for, quick=asked.quick)
     came_from = origin(item, asked.command(item))
     if holds_study(out):
         show(errors(), f"Going on in {out}.")
@@ -132,7 +126,42 @@ def reproduce_item(name: str, asked: Asked, manner: Manner) -> None:
         if outcome.finished:
             study.screen.print(Markdown(item_page(standing)))
             _say_where(library, item, study.screen, quick=asked.quick)
-        conclude(study, outcome, _encoded(standing))
+        conclude(study, outcome, _encoded(standing), _again(item, asked, manner))
+
+
+def _wanted(
+    library: Library, item: Item, asked: Asked, manner: Manner
+) -> tuple[Reproduction, Path]:
+    """Return what is played of an item, and in which folder.
+
+    The folder is that of all runs that are asked for, so that the same command finds it again when
+    some of them have results.
+    """
+    make = partial(
+        reproduction,
+        item,
+        asked.extent(item),
+        threads=asked.threads,
+        over=asked.over(),
+        elsewhere=None if asked.quick else library.cells(),
+    )
+    whole = make()
+    out = manner.out or _folder(whole, quick=asked.quick, missing=asked.missing)
+    if not asked.missing:
+        return whole, out
+    begun: dict[str, tuple[int, ...]] = {}
+    if holds_study(out):
+        study = read(out, manner.terms.allow)
+        if standing(out, study).left:
+            begun = {name: cell.seeds for name, cell in study.cells.items()}
+    return make(there=library.results(item.name), begun=begun), out
+
+
+def _again(item: Item, asked: Asked, manner: Manner) -> str:
+    """Return the command that goes on with what was stopped."""
+    words = [asked.command(item), *(["--missing"] if asked.missing else [])]
+    words += ["--quick"] if asked.quick else []
+    return " ".join([*words, *(["--out", shlex.quote(str(manner.out))] if manner.out else [])])
 
 
 def _tell_calculated(item: Item, *, json: bool) -> None:
@@ -161,9 +190,10 @@ def reproduce_tuned(library: Library, item: Item, asked: Asked, manner: Manner) 
     extent = asked.extent(item)
     tried = trials(item)
     few = replace(extent, seeds=1 if asked.quick else tried.seeds)
-    first = _played(library, tried, few, asked, _inside(manner, "trials"))
-    best = tuned(item, chosen(item, first))
-    last = _played(library, best, extent, asked, _inside(manner, "runs"))
+    again = _again(item, asked, manner)
+    first = _played(library, tried, few, asked, _inside(manner, "trials"), again)
+    best = tuned(item, chosen(item, first, quick=asked.quick))
+    last = _played(library, best, extent, asked, _inside(manner, "runs"), again)
     results = replace_struct(last, cells={**first.cells, **last.cells})
     screen = silent() if manner.json else console()
     screen.print(Markdown(winners(compare(item, results, quick=asked.quick))))
@@ -176,7 +206,9 @@ def _inside(manner: Manner, name: str) -> Manner:
     return manner if manner.out is None else replace(manner, out=manner.out / name)
 
 
-def _played(library: Library, item: Item, extent: Extent, asked: Asked, manner: Manner) -> Results:
+def _played(
+    library: Library, item: Item, extent: Extent, asked: Asked, manner: Manner, again: str
+) -> Results:
     """Play what is left of an item, and write what is finished unless it was quick.
 
     Exit, and say how to go on, if runs are left.
@@ -189,7 +221,7 @@ def _played(library: Library, item: Item, extent: Extent, asked: Asked, manner: 
         settled = replace(asked_for, study=study.study)
         results = results_of(settled, outcome.runs, came_from, out)
         standing = _kept(library, asked_for, results, quick=asked.quick)
-        conclude(study, outcome, _encoded(standing))
+        conclude(study, outcome, _encoded(standing), again)
     return results
 
 
@@ -237,10 +269,11 @@ def _encoded(standing: Standing) -> bytes:
     )
 
 
-def _folder(asked_for: Reproduction, *, quick: bool) -> Path:
+def _folder(asked_for: Reproduction, *, quick: bool, missing: bool = False) -> Path:
     """Return the folder of the study, which is the same whenever the same runs are asked for."""
     name = asked_for.item.name.replace("/", "_")
-    return RUNS / f"{name}{'_quick' if quick else ''}_{asked_for.identity}"
+    kind = ("_quick" if quick else "") + ("_missing" if missing else "")
+    return RUNS / f"{name}{kind}_{asked_for.identity}"
 
 
 def list_items(start: str, *, json: bool) -> None:

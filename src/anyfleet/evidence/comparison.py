@@ -100,7 +100,7 @@ def compare(item: Item, results: Results, *, quick: bool = False) -> Comparison:
     """
     tuning, reference = tuning_of(item), item.baseline
     assert reference is not None  # tuning_of has seen to it
-    values = chosen(item, results)
+    values = chosen(item, results, quick=quick)
     best = tuned(item, values)
     cells = found(best, results, best.experiments(quick=quick)).cells
     rows: list[Row] = []
@@ -133,7 +133,7 @@ def compare(item: Item, results: Results, *, quick: bool = False) -> Comparison:
                 spent = own[column.name].minutes + _minutes(results, tuning, case, column)
                 row = msgspec.structs.replace(
                     row,
-                    trials=trials_of(item),
+                    trials=trials_of(item, quick=quick),
                     value=values[case.name, column.name],
                     minutes=_short(spent),
                 )

@@ -127,7 +127,7 @@ def _protocol(item: Item, comparison: Comparison) -> Iterator[str]:
     yield "## Protocol"
     yield ""
     several = tuning.trials > 1
-    seeds = f"seed{'s' if several else ''} {' and '.join(map(str, tuning.seeds))}"
+    seeds = f"seed{'s' if several else ''} {', '.join(map(str, tuning.seeds))}"
     yield (
         f"- Every method has {len(tuning.values) * tuning.trials} trials in every case: "
         f"`{tuning.key}` from {values}, {seeds}, {100 * tuning.length:g} % of its rounds. The "

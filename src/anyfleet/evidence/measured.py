@@ -159,7 +159,8 @@ def best_variant(item: Item, there: Found, case: Case, method: str, measure: str
     """
     known = {*there.cells, *there.stale, *there.missing}
     names = [name for name in item.best[method] if (case.name, name) in known]
-    if not names or any((case.name, name) not in there.cells for name in names):
+    cells = [there.cells.get((case.name, name)) for name in names]
+    if not names or not all(cell is not None and cell.runs for cell in cells):
         return None
     return max(names, key=lambda name: _worth(case, there.cells[case.name, name], measure))
 

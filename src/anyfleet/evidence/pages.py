@@ -30,6 +30,7 @@ from anyfleet.experiment import Experiment
 
 _UNITS: Mapping[str, str] = {"seconds": "s", "joules": "J", "bytes": "B", "flops": "FLOP"}
 NOTHING = "–"
+ENDED = "ended early"  # runs of an experiment
 DOCUMENTS: Mapping[str, str] = {
     "fedpmt": "FedPMT",
     "whale": "WHALE-FL",
@@ -257,6 +258,8 @@ def _tables(standing: Standing) -> Iterator[str]:
     first = "The document's number stands first, ours after it in bold"
     told = first if printed else "The document does not print these numbers; ours are in bold"
     yield from ("", f"{told}, ± half of the 95 % interval.")
+    if any(_ended(cell) for cell in standing.there.cells.values()):
+        yield f"{ENDED.capitalize()}: some runs ended when they had reached the target."
     yield from _far(standing)
 
 
@@ -322,10 +325,17 @@ def _entry(there: Found, case: Case, method: str, measure: str) -> str:
         value = row[method]
         printed = f"{'not reached' if value is None else _printed(measure, value)} / "
     if key in there.cells:
-        return f"{printed}**{_ours(amounts(case, there.cells[key], measure), measure)}**"
+        cell = there.cells[key]
+        ended = f", {ENDED}" if not is_cost(measure) and _ended(cell) else ""
+        return f"{printed}**{_ours(amounts(case, cell, measure), measure)}**{ended}"
     if key in there.stale:
         return f"{printed}stale"
     return f"{printed}not run" if key in there.missing else printed.removesuffix(" / ") or NOTHING
+
+
+def _ended(cell: CellResult) -> bool:
+    """Return whether some runs of an experiment ended before their rounds."""
+    return any(run.rounds and run.rounds[-1] < cell.rounds for run in cell.runs.values())
 
 
 def _ours(values: Mapping[int, Amount], measure: str) -> str:
@@ -382,7 +392,8 @@ def _by_target(standing: Standing) -> Iterator[str]:
         return
     heads = [f"{100 * each:+g} points" if each else "as it is" for each in sensitivity.SHIFTS]
     yield from ("", "## With another target", "")
-    yield "The targets are our choice. From the same runs, with the target so much lower or higher:"
+    yield "The targets are our choice. From the same runs, with the target so much lower or higher"
+    yield f"({NOTHING}: runs ended before, or never got there, so that nobody knows):"
     yield ""
     yield f"| claim | against | {' | '.join(heads)} |"
     yield "|---|---|" + "---|" * len(heads)
@@ -410,7 +421,7 @@ def _by_reading(standing: Standing) -> Iterator[str]:
     yield from ("", "## With a smoothed curve", "")
     yield "A target counts as reached at the first evaluation that is not below it. From the same"
     yield f"runs, if the mean of the last {first} or {last} evaluations had to reach it (with the"
-    yield "verdict where it is another one); runs that ended before it did are left out:"
+    yield f"verdict where it is another one; {NOTHING}: runs ended before, so that nobody knows):"
     yield ""
     yield f"| claim | against | as it is | {' | '.join(heads)} |"
     yield "|---|---|---|" + "---|" * len(heads)

@@ -63,11 +63,13 @@ def reproduction(
     over: Mapping[str, Any] | None = None,
     elsewhere: Cells | None = None,
     there: Results | None = None,
+    begun: Mapping[str, Sequence[int]] | None = None,
 ) -> Reproduction:
     """Return an item as a study; `over` names an engine and a device of torch.
 
     Experiments whose seeds are all among the results of other items, `elsewhere`, are left out, and
-    so is every run whose result is among those that are `there` already. Raise ConfigError with all
+    so is every run whose result is among those that are `there` already, unless it is one of those
+    that have `begun` (seeds by name), with which a study goes on. Raise ConfigError with all
     that is wrong with its experiments, and for cases and methods that it lacks.
     """
     require_known(item, extent)
@@ -92,7 +94,8 @@ def reproduction(
         if owner := _owner(item, experiment, extent.seeds, elsewhere or {}):
             shared[case.name, column.name] = owner
             continue
-        seeds = _left(item, experiment, extent.seeds, there)
+        going_on = (begun or {}).get(name, ())
+        seeds = _left(item, experiment, extent.seeds, there, going_on)
         if not seeds:
             known.append((case.name, column.name))
             continue
@@ -106,11 +109,13 @@ def reproduction(
     return Reproduction(item, study, names, shared, tuple(known))
 
 
-def _left(item: Item, experiment: Experiment, count: int, there: Results | None) -> tuple[int, ...]:
-    """Return the seeds of so many whose results are not among those that are there."""
+def _left(
+    item: Item, experiment: Experiment, count: int, there: Results | None, begun: Sequence[int]
+) -> tuple[int, ...]:
+    """Return the seeds of so many that have begun, or whose results are not there."""
     cell = there.cells.get(digest(experiment)) if there is not None else None
     known = cell.runs if cell is not None and serves(item, cell) else {}
-    return tuple(seed for seed in _seeds(experiment, count) if seed not in known)
+    return tuple(s for s in _seeds(experiment, count) if s not in known or s in begun)
 
 
 def _owner(item: Item, experiment: Experiment, seeds: int, elsewhere: Cells) -> str:

@@ -75,6 +75,11 @@ class CellResult(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return every case with the method that this is the result of."""
         return ((self.case, self.method), *self.also)
 
+    def at(self, places: Sequence[tuple[str, str]]) -> "CellResult":
+        """Return this result as that of these cases and methods alone."""
+        (case, method), *also = places
+        return msgspec.structs.replace(self, case=case, method=method, also=tuple(also))
+
     def joined(self, later: "CellResult") -> "CellResult":
         """Return this result with later runs of the same experiment.
 
@@ -126,15 +131,17 @@ class Results(msgspec.Struct, frozen=True, omit_defaults=True):
     def joined(self, later: "Results") -> "Results":
         """Return these results with later ones of the same item.
 
-        Cells of equal experiments are joined; a later one replaces those whose case and method it
-        has with another configuration.
+        Cells of equal experiments are joined; a later one takes its cases and methods from those
+        that have them with another configuration, of which one without any is left out.
         """
         new = {key for cell in later.cells.values() for key in cell.places()}
-        kept = {
-            digest: cell.joined(later.cells[digest]) if digest in later.cells else cell
-            for digest, cell in self.cells.items()
-            if digest in later.cells or not new.intersection(cell.places())
-        }
+        kept: dict[str, CellResult] = {}
+        for digest, cell in self.cells.items():
+            left = [key for key in cell.places() if key not in new]
+            if digest in later.cells:
+                kept[digest] = cell.joined(later.cells[digest])
+            elif left:
+                kept[digest] = cell.at(left)
         # In the order in which they came, so that the same runs once more change nothing.
         return msgspec.structs.replace(later, cells={**kept, **_unlike(later.cells, kept)})
 

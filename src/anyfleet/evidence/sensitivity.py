@@ -52,14 +52,15 @@ def smoothed(item: Item, there: Found, window: int) -> tuple[Verdict, ...]:
 
 
 def _decided(item: Item, there: Found) -> Found:
-    """Return what was found without runs that ended before the target: they might have reached it.
+    """Return what was found, without the runs of cells in which one ended before the target.
 
-    A run that ends at the target of its recipe has nothing after it.
+    A run that ends at the target of its recipe has nothing after it: it might have reached another
+    one. Those that have by chance would favour their method.
     """
     cells = {
-        key: structs.replace(
-            cell, runs={n: run for n, run in cell.runs.items() if _goes_on(item, key, cell, run)}
-        )
+        key: cell
+        if all(_goes_on(item, key, cell, run) for run in cell.runs.values())
+        else structs.replace(cell, runs={})
         for key, cell in there.cells.items()
     }
     return replace(there, cells=cells)

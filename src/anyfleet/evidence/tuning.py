@@ -65,12 +65,12 @@ def tuning_of(item: Item) -> Tuning:
     return found
 
 
-def trials_of(item: Item) -> int:
+def trials_of(item: Item, *, quick: bool = False) -> int:
     """Return how many trials each method has in a case; 0 where nothing is tuned."""
     if not item.tuning:
         return 0
     tuning = tuning_of(item)
-    return len(tuning.values) * tuning.trials
+    return len(tuning.values) * (1 if quick else tuning.trials)
 
 
 def trials(item: Item) -> Item:
@@ -98,14 +98,19 @@ def _rounds(item: Item, column: Column, tuning: Tuning) -> int:
     return max(1, int(tuning.length * column.run.get("rounds", item.run["rounds"])))
 
 
-def chosen(item: Item, results: Results) -> dict[Key, float]:
+def chosen(item: Item, results: Results, *, quick: bool = False) -> dict[Key, float]:
     """Return for each case and method the value whose worst trial ended best, the first of equals.
 
     A trial that ended without a number counts as the worst. A method is left out of the cases in
-    which some of its trials are missing.
+    which some of its trials are missing; a quick look has one of each value.
     """
     tuning = tuning_of(item)
-    scores = {(cell.case, cell.method): _score(cell.runs) for cell in results.cells.values()}
+    seeds = tuning.seeds[:1] if quick else tuning.seeds
+    scores = {
+        (cell.case, cell.method): _score({seed: cell.runs[seed] for seed in seeds})
+        for cell in results.cells.values()
+        if set(seeds) <= set(cell.runs)
+    }
     found: dict[Key, float] = {}
     for case, column in item.pairs():
         names = [(case.name, tuning.trial(column.name, value)) for value in tuning.values]

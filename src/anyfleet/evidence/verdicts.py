@@ -342,6 +342,9 @@ def _unmatched(item: Item, there: Found, claim: Claim) -> tuple[list[str], list[
     unknown: dict[Key, str] = {}
     for key, measure, printed in _printed(item, claim):
         case, known = item.cases[key[0]], list(there.cells[key].runs.values())
+        if not known:
+            unknown[key] = f"{key[0]}: nobody knows what {key[1]} has"
+            continue
         theirs = printed if case.target is None or measure in SCORES else case.target
         ours = _accuracy(case, known, measure, printed)
         early = [run for run in known if is_cost(measure) and _ended(run, measure, printed)]
