@@ -2,6 +2,7 @@ import math
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tools import comparison as tool
 from typer.testing import CliRunner
 
@@ -44,6 +45,21 @@ def test_the_page_says_how_small_it_is_and_how_many_values_lie_at_the_edge(tmp_p
     told = page(item, compare(item, results_of(item)))
     assert "It is small: 4 devices, a budget of 3 rounds of fedavg" in told
     assert "- In 0 of 3 cells the largest value won, in 3 the smallest: there" in told
+
+
+def test_the_page_says_where_the_reference_ended_below_its_trials(tmp_path: Path) -> None:
+    item = made(tmp_path)
+    results = results_of(item)
+    assert "below its worst trial" not in page(item, compare(item, results))
+    lucky = {
+        key: replace(each, runs={100: series(0.9)})
+        if each.case == "lost" and 100 in each.runs
+        else each
+        for key, each in results.cells.items()
+    }
+    told = page(item, compare(item, replace(results, cells=lucky)))
+    assert "- In lost, fedavg ended 35 points below its worst trial with the same value:" in told
+    assert "In even, fedavg ended" not in told
 
 
 def test_rows_are_read_off_at_equal_budgets(tmp_path: Path) -> None:

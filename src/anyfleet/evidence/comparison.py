@@ -43,6 +43,7 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
     refused: str = ""  # why the library does not run the method in this case
     trials: int = 0  # that chose the value
     value: float | None = None  # that they chose
+    tried: float | None = None  # score at the end of the worst trial of that value
     final: Interval | None = None  # score at the end of the run
     scores: dict[str, Interval] = {}  # by budget
     gains: dict[str, Interval] = {}  # by budget: score minus that of the reference
@@ -135,6 +136,7 @@ def compare(item: Item, results: Results, *, quick: bool = False) -> Comparison:
                     row,
                     trials=trials_of(item, quick=quick),
                     value=values[case.name, column.name],
+                    tried=_tried(results, tuning, case, column, values[case.name, column.name]),
                     minutes=_short(spent),
                 )
                 rows.append(row)
@@ -190,6 +192,20 @@ def _within(
         for seed, amount in amounts.items()
         if seed in runs
     }
+
+
+def _tried(
+    results: Results, tuning: Tuning, case: Case, column: Column, value: float
+) -> float | None:
+    """Return the score with which the worst trial of a value ended."""
+    name = tuning.trial(column.name, value)
+    ends = [
+        run.values()[-1]
+        for cell in results.cells.values()
+        if (cell.case, cell.method) == (case.name, name)
+        for run in cell.runs.values()
+    ]
+    return _short(min(ends)) if ends and not any(map(math.isnan, ends)) else None
 
 
 def _minutes(results: Results, tuning: Tuning, case: Case, column: Column) -> float:

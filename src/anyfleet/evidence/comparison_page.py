@@ -9,6 +9,7 @@ from anyfleet.evidence.items import Item
 UNITS = {"seconds": "s", "joules": "J", "bytes": "B"}
 NAMES = {"seconds": "time", "joules": "energy", "bytes": "bytes"}
 PICTURE = "pictures/comparison.png"
+_COLLAPSE = 0.1  # of accuracy, below the worst trial
 _NOTHING = "–"
 
 _HEAD = """\
@@ -106,7 +107,20 @@ def winners(comparison: Comparison) -> str:
         "above 0. Of many methods the best one is partly lucky: look at the intervals of its "
         "neighbours, too."
     )
-    return "\n".join((*lines, "", told, ""))
+    collapsed = [*_collapsed(comparison)]
+    return "\n".join((*lines, "", told, *([""] if collapsed else []), *collapsed, ""))
+
+
+def _collapsed(comparison: Comparison) -> Iterator[str]:
+    """Yield the cases in which the reference ended far below its trials."""
+    for case in comparison.cases:
+        row = comparison.of(case)[comparison.reference]
+        mean = None if row.final is None else row.final.mean
+        if mean is not None and row.tried is not None and mean < row.tried - _COLLAPSE:
+            yield (
+                f"- In {case}, {row.method} ended {100 * (row.tried - mean):.0f} points below its "
+                "worst trial with the same value: gains over it are as large there for that reason."
+            )
 
 
 def _winner(row: Row | None, budget: str) -> str:
