@@ -69,6 +69,22 @@ def test_a_method_can_be_played_alone(library: Library) -> None:
     assert [cell.command for cell in results.cells.values()] == [told]
 
 
+def test_results_of_a_study_that_goes_on_are_those_of_the_recipe(library: Library) -> None:
+    """On disk the width 1 of HeteroFL is 1.0."""
+    file = Path(f"recipes/{NAME}.toml")
+    file.write_text(ITEM.replace('"fedavg", lr = 0.1', '"heterofl", lr = 0.1'))
+    words = (NAME, "--case", "even", "--seeds", "1", "--jobs", "1", "--engine", "Sequential")
+    command(*words)
+    first = library.results(NAME)
+    library.result_file(NAME).unlink()
+    assert "Going on in" in command(*words)
+    again = library.results(NAME)
+    assert first is not None
+    assert again is not None
+    assert [*again.cells] == [*first.cells]
+    assert not found(library.item(NAME), again).stale
+
+
 def test_only_what_is_missing_may_be_played(library: Library) -> None:
     options = ("--case", "even", "--jobs", "1", "--engine", "Sequential")
     command(NAME, "--seeds", "1", *options)

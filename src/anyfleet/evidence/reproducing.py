@@ -47,6 +47,8 @@ class Reproduction:
     names: Mapping[Key, str]  # of the cell of the study that each case with each method is
     shared: Mapping[Key, str] = field(default_factory=dict)  # items that have the results already
     known: tuple[Key, ...] = ()  # of which all results are there, where only others were asked for
+    # Of the cells as the recipe has them: in a study that goes on, 1 may have become 1.0.
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def identity(self) -> str:
@@ -99,14 +101,16 @@ def reproduction(
         if not seeds:
             known.append((case.name, column.name))
             continue
-        same = known_as.setdefault(digest(experiment), name)
+        key = digest(experiment)
+        same = known_as.setdefault(key, name)
         names[case.name, column.name] = same
         if same == name:
             cells[name] = _cell(experiment, seeds, item.home)
     if problems:
         raise ConfigError(problems)
     study = Study(cells, "reproduce", threads, Goal())
-    return Reproduction(item, study, names, shared, tuple(known))
+    digests = {name: key for key, name in known_as.items()}
+    return Reproduction(item, study, names, shared, tuple(known), digests)
 
 
 def _left(
@@ -175,7 +179,7 @@ def results_of(found: Reproduction, runs: Runs, origin: Origin, folder: Path) ->
     cells: dict[str, CellResult] = {}
     for (case, method), name in found.names.items():
         cell, done = found.study.cells[name], runs.get(name, {})
-        key = digest(cell.experiment)
+        key = found.digests[name]
         if not done or key in cells:
             continue
         keys = [each for each, same in found.names.items() if same == name]
