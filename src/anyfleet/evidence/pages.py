@@ -335,7 +335,7 @@ def _entry(there: Found, case: Case, method: str, measure: str) -> str:
 
 def _ended(cell: CellResult) -> bool:
     """Return whether some runs of an experiment ended before their rounds."""
-    return any(run.rounds and run.rounds[-1] < cell.rounds for run in cell.runs.values())
+    return any(run.rounds and not cell.whole(run) for run in cell.runs.values())
 
 
 def _ours(values: Mapping[int, Amount], measure: str) -> str:

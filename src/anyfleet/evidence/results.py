@@ -75,6 +75,10 @@ class CellResult(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return every case with the method that this is the result of."""
         return ((self.case, self.method), *self.also)
 
+    def whole(self, run: Series) -> bool:
+        """Return whether a run has all of its rounds, and did not end at its target before."""
+        return bool(run.rounds) and run.rounds[-1] >= self.rounds
+
     def at(self, places: Sequence[tuple[str, str]]) -> "CellResult":
         """Return this result as that of these cases and methods alone."""
         (case, method), *also = places

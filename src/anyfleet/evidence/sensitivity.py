@@ -70,7 +70,7 @@ def _goes_on(item: Item, key: Key, cell: CellResult, run: Series) -> bool:
     """Return whether a run reaches the target of its case, or has all of its rounds."""
     target = item.cases[key[0]].target
     amount = amount_of(run, "rounds", target) if target is not None else None
-    return amount is None or amount.reached or run.rounds[-1] >= cell.rounds
+    return amount is None or amount.reached or cell.whole(run)
 
 
 def _smooth(run: Series, window: int) -> Series:
