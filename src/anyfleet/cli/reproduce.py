@@ -37,7 +37,7 @@ from anyfleet.evidence.reproducing import (
 from anyfleet.evidence.results import Results, write_results
 from anyfleet.evidence.tuning import chosen, trials, trials_of, tuned
 from anyfleet.evidence.verdicts import verdicts
-from anyfleet.study import standing
+from anyfleet.study import standing as standing_in
 from anyfleet.study.state_file import holds_study, read
 
 _QUICK_SEEDS = 2
@@ -152,7 +152,7 @@ def _wanted(
     begun: dict[str, tuple[int, ...]] = {}
     if holds_study(out):
         study = read(out, manner.terms.allow)
-        if standing(out, study).left:
+        if standing_in(out, study).left:
             begun = {name: cell.seeds for name, cell in study.cells.items()}
     return make(there=library.results(item.name), begun=begun), out
 
@@ -182,7 +182,8 @@ def reproduce_tuned(library: Library, item: Item, asked: Asked, manner: Manner) 
     Both studies lie in the folder of the command if it names one.
     """
     if asked.missing:
-        told = f"is not for {item.name}, whose methods are tuned first: --out goes on with it."
+        told = f"cannot be used for {item.name}, whose methods are tuned first; to go on with what "
+        told += "was stopped, give the same command and its --out again."
         raise typer.BadParameter(told, param_hint="--missing")
     if asked.methods:
         told = f"the methods of {item.name} have budgets in common: all of them are run."

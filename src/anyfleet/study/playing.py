@@ -103,7 +103,7 @@ class Player:
             for run in runs:
                 try:
                     each, told = self._open(run)
-                except Exception as error:
+                except Exception as error:  # the others can be played all the same
                     if len(runs) == 1:
                         raise
                     ended.add(run)
